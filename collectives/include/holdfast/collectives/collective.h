@@ -1,0 +1,46 @@
+// How ranks talk: three blocking collectives. Every backend passes one conformance suite.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "holdfast/collectives/record.h"
+#include "holdfast/collectives/status.h"
+
+namespace holdfast {
+
+using Bytes = std::string;  // opaque bytes, not text
+
+// A group of ranks 0..size()-1. The three operations are collective: every rank of the group calls the same
+// ones in the same order, from one thread at a time. A failure means that the group can no longer be relied
+// on: the ranks may have seen different results, and nothing may be applied.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Sums `record` over all ranks, lane by lane mod 2^64; every rank gets the same bits.
+  virtual Status reduce(Record& record) = 0;
+
+  // Rank 0 gets size() entries, entry r being what rank r passed, possibly empty; other ranks get none.
+  virtual Status gather(const Bytes& mine, std::vector<Bytes>* all) = 0;
+
+  // Every rank gets what rank 0 passed.
+  virtual Status broadcast(Bytes* bytes) = 0;
+
+ protected:
+  Collective() = default;
+};
+
+// Makes every rank learn that any rank failed. Collective. Returns, on every rank, the failure of the lowest
+// rank that has one ("rank 2: ..."), or ok. For start-up work that may fail on some ranks only: a missing
+// file on one host, a lock that rank 0 cannot get.
+Status agree_on_status(Collective& collective, const Status& mine);
+
+}  // namespace holdfast

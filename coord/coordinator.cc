@@ -1,0 +1,124 @@
+#include "holdfast/coord/coordinator.h"
+
+#include "holdfast/coord/policy.pb.h"
+#include "holdfast/coord/decide.h"
+#include "holdfast/coord/policy.h"
+
+namespace holdfast {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// An event never lists more origins than this: with all of thousands of ranks bad, the first ones say it.
+constexpr std::size_t kMaxOriginsInEvent = 64;
+
+Json place(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  return {{"epoch", epoch}, {"attempt", attempt}, {"update", update}};
+}
+
+void put_counts(Json& json, const BadCounts& counts) {
+  json["nan"] = counts.nan;
+  json["pos_inf"] = counts.pos_inf;
+  json["neg_inf"] = counts.neg_inf;
+}
+
+Json origin_json(const Origin& origin) {
+  Json json = {{"rank", origin.rank},
+               {"host", origin.host},
+               {"stage", stage_name(origin.finding.stage)},
+               {"tensor", origin.finding.tensor},
+               {"index", origin.finding.index}};
+  put_counts(json, origin.counts);
+  json["micro_batch"] = origin.finding.micro_batch;
+  return json;
+}
+
+// The loss of the first origin, or of the first rank that reported one: as it is, never patched.
+Json loss_json(const Incident& incident, const std::vector<Origin>& origins) {
+  const int wanted = origins.empty() ? -1 : origins.front().rank;
+  const RankView* chosen = nullptr;
+  for (const RankView& view : incident.views) {
+    if (view.has_loss && (chosen == nullptr || view.rank == wanted)) chosen = &view;
+  }
+  return chosen == nullptr ? Json(nullptr) : json_number(chosen->loss);
+}
+
+Json incident_json(const Incident& incident) {
+  const std::vector<Origin> origins = incident.origins();
+  Json json = place(incident.epoch, incident.attempt, incident.update);
+  const auto stage = incident.stage();
+  json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
+  put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
+  json["loss"] = loss_json(incident, origins);
+  if (const RankView* view = incident.first_error()) {
+    json["error"] = {{"rank", view->rank},
+                     {"host", view->host},
+                     {"stage", stage_name(view->error->stage)},
+                     {"what", view->error->what}};
+  }
+  json["origins"] = Json::array();
+  for (std::size_t i = 0; i < origins.size() && i < kMaxOriginsInEvent; ++i) {
+    json["origins"].push_back(origin_json(origins[i]));
+  }
+  if (origins.size() > kMaxOriginsInEvent) json["origins_omitted"] = origins.size() - kMaxOriginsInEvent;
+  return json;
+}
+
+}  // namespace
+
+Coordinator::Coordinator(const Policy& policy) : policy_(std::make_unique<const Policy>(policy)) {}
+Coordinator::~Coordinator() = default;
+
+Status Coordinator::create(const Policy& policy, const std::string& run_dir,
+                           std::unique_ptr<Coordinator>* out) {
+  std::unique_ptr<Coordinator> made(new Coordinator(policy));
+  if (!run_dir.empty()) {
+    if (Status s = made->folder_.create(run_dir); !s.ok()) return s;
+    if (Status s = made->events_.open(made->folder_.events_path()); !s.ok()) return s;
+    made->keeps_record_ = true;
+  }
+  *out = std::move(made);
+  return Status();
+}
+
+void Coordinator::record(const std::string& name, Json fields) {
+  if (!policy_->owner().empty()) fields["owner"] = policy_->owner();
+  if (!policy_->ticket().empty()) fields["ticket"] = policy_->ticket();
+  // A failure is reported and counted by the log; evidence never decides.
+  if (keeps_record_) static_cast<void>(events_.append(name, fields));
+}
+
+void Coordinator::run_started(std::uint64_t epoch, int world_size) {
+  Json fields = place(epoch, 0, 0);
+  fields["ranks"] = world_size;
+  fields["policy"] = policy_text(*policy_);
+  record("run_started", std::move(fields));
+}
+
+void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
+  Json fields = place(epoch, attempts, updates);
+  fields["skips"] = budget_.total();
+  record("run_finished", std::move(fields));
+}
+
+Decision Coordinator::handle(const Incident& incident) {
+  const Decision decision = decide(*policy_, budget_, incident);
+  if (decision.action == Action::kSkip) budget_.count_skip();
+
+  Json fields = incident_json(incident);
+  fields["consecutive"] = budget_.consecutive();
+  fields["total"] = budget_.total();
+  fields["reason"] = decision.reason;
+  if (decision.ends_run()) {
+    fields["exit_code"] = decision.exit_code();
+    fields["code"] = status_code_name(decision.code);
+  }
+  switch (decision.action) {
+    case Action::kSkip: record("attempt_skipped", std::move(fields)); break;
+    case Action::kStop: record("stopped", std::move(fields)); break;
+    default: record("aborted", std::move(fields)); break;
+  }
+  return decision;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,77 @@
+#include "holdfast/coord/event_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+
+namespace holdfast {
+namespace {
+
+bool write_all(int fd, const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    done += static_cast<std::size_t>(n);
+  }
+  return fdatasync(fd) == 0;
+}
+
+}  // namespace
+
+nlohmann::ordered_json json_number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+std::string utc_time() {
+  using namespace std::chrono;
+  const auto now = system_clock::now();
+  const auto millis = duration_cast<milliseconds>(now.time_since_epoch()).count() % 1000;
+  const std::time_t seconds = system_clock::to_time_t(now);
+  std::tm utc{};
+  gmtime_r(&seconds, &utc);
+  char date[32];
+  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S", &utc);
+  char text[48];
+  std::snprintf(text, sizeof(text), "%s.%03dZ", date, static_cast<int>(millis));
+  return text;
+}
+
+EventLog::~EventLog() {
+  if (fd_ >= 0) close(fd_);
+}
+
+Status EventLog::open(const std::string& path) {
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  if (fd_ >= 0) return Status();
+  return Status::internal("cannot open " + path + ": " + std::strerror(errno));
+}
+
+Status EventLog::append(const std::string& name, const nlohmann::ordered_json& fields) {
+  nlohmann::ordered_json event = {{"event", name}, {"time", utc_time()}};
+  event.update(fields);
+  // Names come from the trainer and may hold any bytes: what is not UTF-8 is shown as U+FFFD.
+  const std::string line = event.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+
+  const off_t before = lseek(fd_, 0, SEEK_END);
+  if (before >= 0 && write_all(fd_, line)) return Status();
+  const std::string why = std::strerror(errno);
+  // Half a line would spoil the next one.
+  if (before >= 0 && ftruncate(fd_, before) != 0) lseek(fd_, 0, SEEK_END);
+  if (lost_events_++ == 0) {
+    std::fprintf(stderr, "holdfast: an event could not be written to the log (%s); training goes on: %s",
+                 why.c_str(), line.c_str());
+  }
+  return Status::internal("event log: " + why);
+}
+
+}  // namespace holdfast

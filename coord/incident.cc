@@ -1,0 +1,107 @@
+#include "holdfast/coord/incident.h"
+
+#include <fmt/format.h>
+
+#include "holdfast/coord/incident.pb.h"
+
+namespace holdfast {
+
+std::string encode_rank_view(const RankView& view) {
+  RankReport report;
+  report.set_rank(view.rank);
+  report.set_host(view.host);
+  for (const Finding& finding : view.findings) {
+    FindingMessage* message = report.add_findings();
+    message->set_stage(static_cast<int>(finding.stage));
+    message->set_tensor(finding.tensor);
+    message->set_index(finding.index);
+    message->set_nan(finding.counts.nan);
+    message->set_pos_inf(finding.counts.pos_inf);
+    message->set_neg_inf(finding.counts.neg_inf);
+    message->set_micro_batch(finding.micro_batch);
+  }
+  if (view.error) {
+    report.set_error_stage(static_cast<int>(view.error->stage));
+    report.set_error(view.error->what);
+  }
+  if (view.has_loss) report.set_loss(view.loss);
+  report.set_epoch(view.agreement.epoch);
+  report.set_attempt(view.agreement.attempt);
+  report.set_policy_hash(view.agreement.policy_hash);
+  return report.SerializeAsString();
+}
+
+namespace {
+bool is_stage(int number) { return number >= 0 && number < kStageCount; }
+}  // namespace
+
+bool decode_rank_view(const std::string& bytes, RankView* view) {
+  RankReport report;
+  if (!report.ParseFromString(bytes) || !is_stage(report.error_stage())) return false;
+  *view = RankView();
+  view->rank = report.rank();
+  view->host = report.host();
+  for (const FindingMessage& message : report.findings()) {
+    if (!is_stage(message.stage())) return false;
+    view->findings.push_back({static_cast<Stage>(message.stage()), message.tensor(), message.index(),
+                              BadCounts{message.nan(), message.pos_inf(), message.neg_inf()},
+                              message.micro_batch()});
+  }
+  if (report.has_error()) view->error = {static_cast<Stage>(report.error_stage()), report.error()};
+  view->has_loss = report.has_loss();
+  if (view->has_loss) view->loss = report.loss();
+  view->agreement = {report.epoch(), report.attempt(), report.policy_hash()};
+  return true;
+}
+
+std::vector<Origin> Incident::origins() const {
+  std::vector<Origin> origins;
+  if (!verdict.earliest_stage) return origins;
+  for (const RankView& view : views) {
+    const Finding* first = nullptr;
+    BadCounts counts;
+    for (const Finding& finding : view.findings) {
+      if (finding.stage != *verdict.earliest_stage) continue;
+      if (first == nullptr) first = &finding;
+      counts += finding.counts;
+    }
+    if (first != nullptr) origins.push_back({view.rank, view.host, *first, counts});
+  }
+  return origins;
+}
+
+const RankView* Incident::first_error() const {
+  for (const RankView& view : views) {
+    if (view.error) return &view;
+  }
+  return nullptr;
+}
+
+std::optional<Stage> Incident::stage() const {
+  if (verdict.earliest_stage) return verdict.earliest_stage;
+  if (const RankView* view = first_error()) return view->error->stage;
+  return std::nullopt;
+}
+
+std::string Incident::describe() const {
+  if (verdict.earliest_stage) {
+    const std::uint64_t total = verdict.sum.bad(*verdict.earliest_stage).total();
+    std::string text = fmt::format("{} non-finite value{} at {}", total, total == 1 ? "" : "s",
+                                   stage_name(*verdict.earliest_stage));
+    const std::vector<Origin> found = origins();
+    if (!found.empty()) {
+      const Origin& first = found.front();
+      text += fmt::format(", first on rank {} (host {}) in {}[{}]", first.rank, first.host, first.finding.tensor,
+                          first.finding.index);
+    }
+    if (found.size() > 1) text += fmt::format(" and on {} more", found.size() - 1);
+    return text;
+  }
+  if (const RankView* view = first_error()) {
+    return fmt::format("exception on rank {} (host {}) at {}: {}", view->rank, view->host,
+                       stage_name(view->error->stage), view->error->what);
+  }
+  return "no rank reported what it saw";
+}
+
+}  // namespace holdfast

@@ -1,0 +1,26 @@
+// How many attempts were skipped: counted on rank 0, enforced for the whole job.
+#pragma once
+
+#include <cstdint>
+
+namespace holdfast {
+
+class Policy;
+
+class SkipBudget {
+ public:
+  void count_skip();
+  void count_update() { consecutive_ = 0; }
+
+  // Whether one more skip would be within the policy.
+  bool allows_another(const Policy& policy) const;
+
+  std::uint64_t total() const { return total_; }
+  std::uint64_t consecutive() const { return consecutive_; }
+
+ private:
+  std::uint64_t total_ = 0;
+  std::uint64_t consecutive_ = 0;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,46 @@
+// Rank 0's part: it decides on attempts that are not clean, counts, and keeps the record.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "holdfast/coord/budget.h"
+#include "holdfast/coord/decision.h"
+#include "holdfast/coord/event_log.h"
+#include "holdfast/coord/incident.h"
+#include "holdfast/coord/run_folder.h"
+
+namespace holdfast {
+
+class Policy;
+
+// Lives on rank 0 only, for one run. Not thread-safe: the training thread calls it.
+class Coordinator {
+ public:
+  // `run_dir` "" keeps no record. USAGE when the run folder cannot be had.
+  static Status create(const Policy& policy, const std::string& run_dir, std::unique_ptr<Coordinator>* out);
+  ~Coordinator();
+
+  void run_started(std::uint64_t epoch, int world_size);
+  void run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates);
+
+  // Each clean attempt.
+  void update_applied() { budget_.count_update(); }
+
+  // Each attempt that is not clean: decides, puts it on record, counts it, in this order, before any rank is
+  // told.
+  Decision handle(const Incident& incident);
+
+ private:
+  explicit Coordinator(const Policy& policy);
+  void record(const std::string& name, nlohmann::ordered_json fields);
+
+  const std::unique_ptr<const Policy> policy_;
+  SkipBudget budget_;
+  RunFolder folder_;
+  EventLog events_;
+  bool keeps_record_ = false;
+};
+
+}  // namespace holdfast

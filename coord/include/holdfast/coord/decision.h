@@ -1,0 +1,38 @@
+// What the ranks do with an attempt.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "holdfast/collectives/status.h"
+
+namespace holdfast {
+
+enum class Action : int { kApply, kSkip, kRollBack, kAbort, kStop };
+std::string_view action_name(Action action);  // "APPLY", ...
+
+// The same on every rank.
+struct Decision {
+  Action action = Action::kAbort;
+  StatusCode code = StatusCode::kInternal;  // why the run ends; kOk for APPLY and SKIP
+  std::string reason;                       // one line for people; empty for APPLY
+
+  // A rank has no batch for the next attempt: every rank stops after this one.
+  bool last_attempt_with_data = false;
+
+  // False when the ranks could not be told (a collective failed): others may be gone, so leave with _exit and
+  // do not call MPI_Finalize.
+  bool agreed = true;
+
+  bool apply() const { return action == Action::kApply; }
+  // The run is over: return exit_code() from main on every rank.
+  bool ends_run() const { return action == Action::kAbort || action == Action::kStop; }
+  int exit_code() const { return static_cast<int>(code); }
+  Status status() const { return {code, reason}; }
+};
+
+// A decision as bytes. decode_decision() takes anything and gives false for what it cannot read.
+std::string encode_decision(const Decision& decision);
+bool decode_decision(const std::string& bytes, Decision* decision);
+
+}  // namespace holdfast

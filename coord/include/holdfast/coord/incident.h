@@ -1,0 +1,74 @@
+// One attempt that was not clean, as rank 0 sees it.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "holdfast/collectives/record.h"
+#include "holdfast/collectives/verdict.h"
+
+namespace holdfast {
+
+// Non-finite values of one tensor on one rank.
+struct Finding {
+  Stage stage = Stage::kInput;
+  std::string tensor;
+  std::uint64_t index = 0;  // first bad element, flat, row-major
+  BadCounts counts;
+  int micro_batch = 0;
+};
+
+// An exception caught on one rank.
+struct LocalError {
+  Stage stage = Stage::kInput;
+  std::string what;
+};
+
+// What one rank saw of its attempt.
+struct RankView {
+  int rank = 0;
+  std::string host;
+  std::vector<Finding> findings;  // in the order seen
+  std::optional<LocalError> error;
+  double loss = std::numeric_limits<double>::quiet_NaN();  // as it is, never patched
+  bool has_loss = false;
+  Agreement agreement;
+};
+
+// A rank's view as bytes. decode_rank_view() takes anything and gives false for what it cannot read.
+std::string encode_rank_view(const RankView& view);
+bool decode_rank_view(const std::string& bytes, RankView* view);
+
+// A view never names more tensors than this; the counts on the wire are whole all the same. When a learning
+// rate blows up, every tensor of every rank is bad, and the first few say all there is to say.
+inline constexpr std::size_t kMaxFindingsPerRank = 16;
+
+// Where a rank first met the attempt's earliest non-finite stage.
+struct Origin {
+  int rank = 0;
+  std::string host;
+  Finding finding;   // its first bad tensor at that stage
+  BadCounts counts;  // over the tensors it reported at that stage
+};
+
+struct Incident {
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;
+  std::uint64_t update = 0;  // updates applied before this attempt
+  Verdict verdict;
+  std::vector<RankView> views;  // of the ranks that had something to say, by rank
+
+  // One origin for each rank that saw the earliest non-finite stage, by rank.
+  std::vector<Origin> origins() const;
+  // The view with the lowest rank that has an error, if any.
+  const RankView* first_error() const;
+  // The stage to put in the log: the earliest non-finite one, else that of the first error.
+  std::optional<Stage> stage() const;
+  // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
+  std::string describe() const;
+};
+
+}  // namespace holdfast

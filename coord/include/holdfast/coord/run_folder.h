@@ -1,0 +1,30 @@
+// RUN_DIR: what rank 0 keeps of one run.
+#pragma once
+
+#include <string>
+
+#include "holdfast/collectives/status.h"
+
+namespace holdfast {
+
+// A folder that belongs to one live run. Held by rank 0 from start to end.
+class RunFolder {
+ public:
+  RunFolder() = default;
+  ~RunFolder();  // gives the lock back
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  // Makes `path` (mode 0700, with its parents) and locks it. USAGE when another live run holds it, naming
+  // that run's host and process; when it holds the record of an earlier run; or when it cannot be made.
+  Status create(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  std::string events_path() const { return path_ + "/events.jsonl"; }
+
+ private:
+  std::string path_;
+  int lock_fd_ = -1;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,68 @@
+#include "holdfast/coord/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+namespace holdfast {
+namespace {
+
+Status make_private_folder(const std::string& path) {
+  std::error_code error;
+  const auto parent = std::filesystem::path(path).parent_path();
+  if (!parent.empty()) std::filesystem::create_directories(parent, error);
+  if (error) return Status::usage("cannot make " + parent.string() + ": " + error.message());
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    return Status::usage("cannot make the run folder " + path + ": " + std::strerror(errno));
+  }
+  if (chmod(path.c_str(), 0700) != 0) {
+    return Status::usage("cannot make the run folder " + path + " private: " + std::strerror(errno));
+  }
+  return Status();
+}
+
+std::string read_line(int fd) {
+  char text[256];
+  const ssize_t n = pread(fd, text, sizeof(text), 0);
+  const std::string line(text, n > 0 ? static_cast<std::size_t>(n) : 0);
+  return line.substr(0, line.find('\n'));
+}
+
+Status write_holder(int fd) {
+  char host[256] = "?";
+  gethostname(host, sizeof(host) - 1);
+  const std::string line = "host=" + std::string(host) + " pid=" + std::to_string(getpid()) + "\n";
+  if (ftruncate(fd, 0) == 0 && pwrite(fd, line.data(), line.size(), 0) == static_cast<ssize_t>(line.size())) {
+    return Status();
+  }
+  return Status::internal("cannot write the run folder's lock: " + std::string(std::strerror(errno)));
+}
+
+}  // namespace
+
+RunFolder::~RunFolder() {
+  if (lock_fd_ >= 0) close(lock_fd_);
+}
+
+Status RunFolder::create(const std::string& path) {
+  if (Status s = make_private_folder(path); !s.ok()) return s;
+  path_ = path;
+  const std::string lock_path = path + "/lock";
+  lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock_fd_ < 0) return Status::usage("cannot open " + lock_path + ": " + std::strerror(errno));
+  if (flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
+    return Status::usage("the run folder " + path + " is in use by another run (" + read_line(lock_fd_) +
+                         "); choose another with --run-dir");
+  }
+  if (std::filesystem::exists(events_path())) {
+    return Status::usage("the run folder " + path + " holds the record of an earlier run; choose another");
+  }
+  return write_holder(lock_fd_);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,43 @@
+# Functions shared by the folders' CMakeLists.txt.
+
+# Warnings are errors on our own targets, and only there.
+function(holdfast_own_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
+endfunction()
+
+# holdfast_library(NAME sources...): the static library holdfast_NAME, alias holdfast::NAME. Its public headers are in
+# include/ beside its sources.
+function(holdfast_library name)
+  add_library(holdfast_${name} STATIC ${ARGN})
+  add_library(holdfast::${name} ALIAS holdfast_${name})
+  set_target_properties(holdfast_${name} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(
+    holdfast_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  holdfast_own_target(holdfast_${name})
+  set_property(GLOBAL APPEND PROPERTY HOLDFAST_LIBRARIES holdfast_${name})
+endfunction()
+
+# holdfast_optional(DEP): finds what HOLDFAST_DEP (AUTO, ON, OFF) asks for and sets HOLDFAST_WITH_DEP. ON with the
+# dependency missing is an error; AUTO goes on without it and says so.
+macro(holdfast_optional dep)
+  set(HOLDFAST_WITH_${dep} OFF)
+  if(NOT HOLDFAST_${dep} STREQUAL "OFF")
+    if("${dep}" STREQUAL "MPI")
+      find_package(MPI COMPONENTS CXX QUIET)
+      set(HOLDFAST_WITH_MPI ${MPI_CXX_FOUND})
+    elseif("${dep}" STREQUAL "TORCH")
+      find_package(Torch QUIET)
+      find_package(CLI11 QUIET)
+      find_package(ZLIB QUIET)
+      if(Torch_FOUND AND CLI11_FOUND AND ZLIB_FOUND AND HOLDFAST_WITH_MPI)
+        set(HOLDFAST_WITH_TORCH ON)
+      endif()
+    endif()
+    if(NOT HOLDFAST_WITH_${dep} AND HOLDFAST_${dep} STREQUAL "ON")
+      message(FATAL_ERROR "HOLDFAST_${dep}=ON, but what it needs was not found (see README.md, Packages). "
+                          "Install it, or configure with -DHOLDFAST_${dep}=OFF.")
+    endif()
+  endif()
+  message(STATUS "holdfast: ${dep} ${HOLDFAST_WITH_${dep}} (HOLDFAST_${dep}=${HOLDFAST_${dep}})")
+endmacro()

@@ -1,0 +1,43 @@
+// What one rank saw of the running attempt: turned into its record, and into its report if it was bad.
+#pragma once
+
+#include <string_view>
+
+#include "holdfast/collectives/record.h"
+#include "holdfast/coord/incident.h"
+#include "holdfast/scan.h"
+
+namespace holdfast {
+
+class AttemptLog {
+ public:
+  AttemptLog(int rank, std::string host);
+
+  void clear(const Agreement& agreement);  // a new attempt
+  void micro_batch(int index) { micro_batch_ = index; }
+  // `offset` is where the probed elements begin in `tensor`.
+  void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
+  void set_loss(double loss);
+  void set_error(Stage stage, std::string_view what);  // the first one counts
+  void set_failed_update(std::string_view what);       // survives clear()
+  void request(Request request) { record_.set_request(request); }
+  void set_no_next_batch() { record_.set_no_next_batch(); }
+
+  bool has_error() const { return view_.error.has_value(); }
+
+  // Ready for the wire; `agreement_lane` is this rank's part of it.
+  Record record(std::uint64_t agreement_lane) const;
+
+  // What this rank has to tell rank 0 about an attempt with this verdict; "" for nothing.
+  std::string report(const Verdict& verdict) const;
+
+ private:
+  bool bad_of_its_own_making() const;
+
+  Record record_;
+  RankView view_;
+  int micro_batch_ = 0;
+  std::optional<LocalError> failed_update_;
+};
+
+}  // namespace holdfast

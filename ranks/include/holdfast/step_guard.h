@@ -1,0 +1,154 @@
+// The guard of one training step: what a rank calls.
+//
+//   guard->begin();                                               each rank, each attempt
+//   guard->run(Stage::kForward, [&] { ... });                     your code; an exception becomes a flag
+//   guard->observe(Stage::kBackward, "conv1.weight", view);       finite scan
+//   if (!guard->healthy()) zero(gradients);                       take part in the all-reduce all the same
+//   ... your own gradient all-reduce ...
+//   guard->observe_share(bucket, layout);                         this rank's 1/N of the sum
+//   const Decision decision = guard->decide();                    one collective
+//   if (decision.apply()) guard->update([&] { ... });             nothing else on SKIP
+//   guard->finish();
+//   if (decision.ends_run()) return decision.exit_code();         the same on every rank
+//
+// What a SKIP leaves: parameters, optimizer state, schedule and update counter as they were, because the
+// update was not run; buffers given to protect() as they were before begin(). The attempt is counted and the
+// batch is dropped.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "holdfast/collectives/collective.h"
+#include "holdfast/coord/decision.h"
+#include "holdfast/scan.h"
+#include "holdfast/tensor_view.h"
+
+namespace holdfast {
+
+struct GuardOptions {
+  std::string policy;         // textproto or JSON; the same on every rank; empty for the defaults
+  std::string run_dir;        // where rank 0 keeps the record of the run; empty for none
+  bool watchdog = true;       // end this process when an attempt makes no progress, see Policy
+};
+
+// A tensor inside a flat bucket, in elements. What no slice covers is padding and is not looked at.
+struct BucketSlice {
+  std::string_view tensor;
+  std::int64_t offset = 0;
+  std::int64_t count = 0;
+};
+
+// One for each rank, used by one thread, the one that may call MPI. begin, run, observe, update and finish
+// are local; create, decide and close are collective.
+class StepGuard {
+ public:
+  // Collective. `collective` covers every rank that must agree (with tensor or pipeline parallelism: all of
+  // them) and must outlive the guard. Fails on every rank alike, with the reason of the lowest rank that has
+  // one: USAGE for a bad policy or run folder. Starts the watchdog.
+  static Status create(Collective& collective, const GuardOptions& options, std::unique_ptr<StepGuard>* out);
+  ~StepGuard();
+  StepGuard(const StepGuard&) = delete;
+  StepGuard& operator=(const StepGuard&) = delete;
+
+  // Buffers that forward mutates (BatchNorm statistics): `bytes` at `data` are copied at each begin() and put
+  // back unless the attempt is applied. The memory must stay where it is for the guard's life.
+  void protect(void* data, std::size_t bytes);
+
+  // Starts the next attempt.
+  void begin();
+
+  // Tells later observations which micro-batch of the accumulation window they belong to. A non-finite value
+  // in any of them makes the whole attempt bad.
+  void micro_batch(int index);
+
+  // Runs `body` unless this attempt has failed here already, and keeps an exception as this rank's error, at
+  // `stage`. Returns whether the attempt is healthy so far. An error never leaves the sequence of collectives:
+  // go on to your all-reduce with zeros, and to decide().
+  template <typename Body>
+  bool run(Stage stage, Body&& body) {
+    if (!healthy()) return false;
+    try {
+      body();
+    } catch (const std::exception& error) {
+      report_error(stage, error.what());
+    } catch (...) {
+      report_error(stage, "exception of unknown type");
+    }
+    return healthy();
+  }
+  void report_error(Stage stage, std::string_view what);
+
+  // No error in this attempt on this rank. Says nothing of non-finite values.
+  bool healthy() const;
+
+  // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement.
+  Probe observe(Stage stage, std::string_view tensor, const TensorView& view);
+
+  // observe() for each tensor of a flat bucket.
+  void observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout);
+
+  // At stage reduction, for the reduced bucket, which is the same on every rank: scans this rank's 1/N share
+  // of its elements, so that an overflow born in the sum is found once.
+  void observe_share(const TensorView& bucket, std::span<const BucketSlice> layout);
+
+  // The loss of this attempt on this rank, observed at stage loss and logged as it is.
+  void observe_loss(double loss);
+
+  // Asks every rank to stop at the end of this attempt, without an update (exit code 86).
+  void request_stop();
+
+  // This rank has no batch for the attempt after this one: every rank gets `last_attempt_with_data`. Must be
+  // said one attempt before the data runs out, in every attempt from then on.
+  void no_next_batch();
+
+  // Collective: one all-reduce when the attempt is clean. Otherwise the bad ranks tell rank 0 what they saw,
+  // rank 0 puts it on record and decides, and every rank is told. Restores the protected buffers unless the
+  // decision is APPLY.
+  Decision decide();
+
+  // Runs the optimizer update after APPLY. An exception is kept: the next decide(), or close(), tells every
+  // rank that replicas may differ (exit code 83).
+  template <typename Body>
+  void update(Body&& body) {
+    begin_update();
+    try {
+      body();
+    } catch (const std::exception& error) {
+      report_failed_update(error.what());
+    } catch (...) {
+      report_failed_update("exception of unknown type");
+    }
+  }
+
+  // Ends the attempt: counts it, and its update if one was decided.
+  void finish();
+
+  // Collective, once, after the last attempt: makes sure that no rank failed in its last update and writes
+  // the end of the run. RANKS_DISAGREE otherwise. Not after a decision that ends the run.
+  Status close();
+
+  // Between the two the watchdog waits: a long evaluation, a checkpoint. Calls nest.
+  void pause_watchdog();
+  void resume_watchdog();
+
+  std::uint64_t epoch() const;
+  std::uint64_t attempt() const;  // number of the running attempt, or of the next one outside
+  std::uint64_t updates() const;  // applied so far
+  std::uint64_t skips() const;    // of this run so far, the same on every rank
+  const std::string& policy_text() const;  // the effective policy, every field shown
+
+ private:
+  class Impl;
+  explicit StepGuard(std::unique_ptr<Impl> impl);
+  void begin_update();
+  void report_failed_update(std::string_view what);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,233 @@
+#include "holdfast/step_guard.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "attempt_log.h"
+#include "buffer_snapshot.h"
+#include "holdfast/coord/policy.pb.h"
+#include "holdfast/collectives/verdict.h"
+#include "holdfast/collectives/watchdog.h"
+#include "holdfast/coord/coordinator.h"
+#include "holdfast/coord/policy.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::uint64_t kFirstEpoch = 1;
+
+std::string host_name() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return host;
+}
+
+Decision failed(const Status& status) {
+  Decision decision{Action::kAbort, status.code(), status.message()};
+  decision.agreed = false;
+  return decision;
+}
+
+}  // namespace
+
+class StepGuard::Impl {
+ public:
+  Impl(Collective& collective, const Policy& policy, std::unique_ptr<Coordinator> coordinator)
+      : collective_(collective),
+        policy_text_(holdfast::policy_text(policy)),
+        policy_hash_(holdfast::policy_hash(policy)),
+        coefficient_(agreement_coefficient(collective.rank(), collective.size())),
+        coordinator_(std::move(coordinator)),
+        log_(collective.rank(), host_name()) {}
+
+  void start_watchdog(double deadline_seconds) {
+    Watchdog::Options options;
+    options.rank = collective_.rank();
+    options.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_seconds * 1000));
+    watchdog_.emplace(options);
+  }
+
+  void progress(Phase phase) {
+    if (watchdog_) watchdog_->progress(epoch_, attempt_, phase);
+  }
+
+  void begin() {
+    progress(Phase::kBegin);
+    log_.clear({epoch_, attempt_, policy_hash_});
+    snapshot_.take();
+    applied_ = false;
+  }
+
+  Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset) {
+    const Probe probe = scan(view);
+    log_.add(stage, tensor, probe, offset);
+    progress(Phase::kObserve);
+    return probe;
+  }
+
+  // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
+  Decision decide() {
+    progress(Phase::kDecide);
+    Record record = log_.record(agreement_lane());
+    if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(failed(s));
+    const Verdict verdict = judge(record, collective_.size());
+    return end_attempt(verdict.clean() ? apply() : decide_on_incident(verdict), verdict);
+  }
+
+  void finish() {
+    if (applied_) ++updates_;
+    ++attempt_;
+    progress(Phase::kOutside);
+  }
+
+  Status close() {
+    log_.clear({epoch_, attempt_, policy_hash_});
+    const Decision decision = decide();
+    // A stop that is asked for after the last attempt has come too late to matter.
+    if (decision.action != Action::kApply && decision.action != Action::kStop) return decision.status();
+    if (coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
+    return Status();
+  }
+
+  Collective& collective_;
+  const std::string policy_text_;
+  const std::uint64_t policy_hash_;
+  const std::uint64_t coefficient_;                  // of this rank in the agreement lane
+  const std::unique_ptr<Coordinator> coordinator_;  // on rank 0 only
+
+  std::uint64_t epoch_ = kFirstEpoch;
+  std::uint64_t attempt_ = 0;
+  std::uint64_t updates_ = 0;
+  std::uint64_t skips_ = 0;
+  bool applied_ = false;  // the running attempt was decided APPLY
+  AttemptLog log_;
+  BufferSnapshot snapshot_;
+  std::optional<Watchdog> watchdog_;  // last: its thread ends first
+
+ private:
+  std::uint64_t agreement_lane() const {
+    return coefficient_ * agreement_hash({epoch_, attempt_, policy_hash_});
+  }
+
+  Decision apply() {
+    if (coordinator_) coordinator_->update_applied();
+    return {Action::kApply, StatusCode::kOk, {}};
+  }
+
+  // Bad ranks report, rank 0 decides, all are told. Every rank takes part, in the same two collectives.
+  Decision decide_on_incident(const Verdict& verdict) {
+    // With ranks missing there is nobody to talk to.
+    if (verdict.kind == Verdict::Kind::kMissing) {
+      return failed({StatusCode::kRankMissing, "a rank did not take part in the attempt"});
+    }
+    std::vector<Bytes> reports;
+    if (Status s = collective_.gather(log_.report(verdict), &reports); !s.ok()) return failed(s);
+    Bytes message;
+    if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
+    if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
+    Decision decision;
+    if (!decode_decision(message, &decision)) return failed(Status::internal("malformed decision from rank 0"));
+    return decision;
+  }
+
+  Incident incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
+    Incident incident{epoch_, attempt_, updates_, verdict, {}};
+    for (const Bytes& bytes : reports) {
+      RankView view;
+      if (!bytes.empty() && decode_rank_view(bytes, &view)) incident.views.push_back(std::move(view));
+    }
+    return incident;
+  }
+
+  Decision end_attempt(Decision decision, const Verdict& verdict = {}) {
+    decision.last_attempt_with_data = verdict.last_attempt_with_data;
+    applied_ = decision.apply();
+    if (decision.action == Action::kSkip) ++skips_;
+    if (!applied_) snapshot_.restore();
+    return decision;
+  }
+};
+
+Status StepGuard::create(Collective& collective, const GuardOptions& options, std::unique_ptr<StepGuard>* out) {
+  Policy policy;
+  std::unique_ptr<Coordinator> coordinator;
+  Status status = parse_policy(options.policy, &policy);
+  if (status.ok() && collective.rank() == 0) {
+    status = Coordinator::create(policy, options.run_dir, &coordinator);
+  }
+  if (Status s = agree_on_status(collective, status); !s.ok()) return s;
+  auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
+  if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, collective.size());
+  if (options.watchdog) impl->start_watchdog(policy.attempt_deadline_seconds());
+  out->reset(new StepGuard(std::move(impl)));
+  return Status();
+}
+
+StepGuard::StepGuard(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StepGuard::~StepGuard() = default;
+
+void StepGuard::protect(void* data, std::size_t bytes) { impl_->snapshot_.add(data, bytes); }
+void StepGuard::begin() { impl_->begin(); }
+void StepGuard::micro_batch(int index) { impl_->log_.micro_batch(index); }
+
+void StepGuard::report_error(Stage stage, std::string_view what) { impl_->log_.set_error(stage, what); }
+bool StepGuard::healthy() const { return !impl_->log_.has_error(); }
+
+Probe StepGuard::observe(Stage stage, std::string_view tensor, const TensorView& view) {
+  return impl_->observe(stage, tensor, view, 0);
+}
+
+void StepGuard::observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout) {
+  for (const BucketSlice& slice : layout) {
+    impl_->observe(stage, slice.tensor, bucket.slice(slice.offset, slice.count), 0);
+  }
+}
+
+void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSlice> layout) {
+  std::int64_t total = 0;
+  for (const BucketSlice& slice : layout) total += slice.count;
+  const std::int64_t ranks = impl_->collective_.size();
+  const std::int64_t rank = impl_->collective_.rank();
+  // Elements [begin, end) of the tensors laid end to end, without padding.
+  const std::int64_t begin = total / ranks * rank + std::min(rank, total % ranks);
+  const std::int64_t end = begin + total / ranks + (rank < total % ranks ? 1 : 0);
+  std::int64_t position = 0;
+  for (const BucketSlice& slice : layout) {
+    const std::int64_t from = std::max(begin, position) - position;
+    const std::int64_t to = std::min(end, position + slice.count) - position;
+    if (from < to) {
+      impl_->observe(Stage::kReduction, slice.tensor, bucket.slice(slice.offset + from, to - from), from);
+    }
+    position += slice.count;
+  }
+}
+
+void StepGuard::observe_loss(double loss) {
+  impl_->log_.set_loss(loss);
+  impl_->observe(Stage::kLoss, "loss", TensorView::of(std::span<const double>(&loss, 1)), 0);
+}
+
+void StepGuard::request_stop() { impl_->log_.request(Request::kStop); }
+void StepGuard::no_next_batch() { impl_->log_.set_no_next_batch(); }
+Decision StepGuard::decide() { return impl_->decide(); }
+void StepGuard::begin_update() { impl_->progress(Phase::kUpdate); }
+void StepGuard::report_failed_update(std::string_view what) { impl_->log_.set_failed_update(what); }
+void StepGuard::finish() { impl_->finish(); }
+Status StepGuard::close() { return impl_->close(); }
+
+void StepGuard::pause_watchdog() {
+  if (impl_->watchdog_) impl_->watchdog_->pause();
+}
+void StepGuard::resume_watchdog() {
+  if (impl_->watchdog_) impl_->watchdog_->resume();
+}
+
+std::uint64_t StepGuard::epoch() const { return impl_->epoch_; }
+std::uint64_t StepGuard::attempt() const { return impl_->attempt_; }
+std::uint64_t StepGuard::updates() const { return impl_->updates_; }
+std::uint64_t StepGuard::skips() const { return impl_->skips_; }
+const std::string& StepGuard::policy_text() const { return impl_->policy_text_; }
+
+}  // namespace holdfast
