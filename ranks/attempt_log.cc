@@ -21,7 +21,9 @@ void AttemptLog::clear(const Agreement& agreement) {
   record_ = Record();
   view_.findings.clear();
   view_.error.reset();
+  view_.loss = 0.0;
   view_.has_loss = false;
+  losses_ = 0;
   view_.agreement = agreement;
   micro_batch_ = 0;
 }
@@ -37,8 +39,9 @@ void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, s
                             micro_batch_});
 }
 
-void AttemptLog::set_loss(double loss) {
-  view_.loss = loss;
+void AttemptLog::add_loss(double loss) {
+  ++losses_;
+  view_.loss += (loss - view_.loss) / losses_;
   view_.has_loss = true;
 }
 

@@ -17,7 +17,7 @@ class AttemptLog {
   void micro_batch(int index) { micro_batch_ = index; }
   // `offset` is where the probed elements begin in `tensor`.
   void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
-  void set_loss(double loss);
+  void add_loss(double loss);  // of one micro-batch; their mean is reported
   void set_error(Stage stage, std::string_view what);  // the first one counts
   void set_failed_update(std::string_view what);       // survives clear()
   void request(Request request) { record_.set_request(request); }
@@ -37,6 +37,7 @@ class AttemptLog {
   Record record_;
   RankView view_;
   int micro_batch_ = 0;
+  int losses_ = 0;
   std::optional<LocalError> failed_update_;
 };
 

@@ -82,13 +82,11 @@ class StepGuard::Impl {
     progress(Phase::kOutside);
   }
 
-  Status close() {
+  Decision close() {
     log_.clear({epoch_, attempt_, policy_hash_});
     const Decision decision = decide();
-    // A stop that is asked for after the last attempt has come too late to matter.
-    if (decision.action != Action::kApply && decision.action != Action::kStop) return decision.status();
-    if (coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
-    return Status();
+    if (decision.apply() && coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
+    return decision;
   }
 
   Collective& collective_;
@@ -205,7 +203,7 @@ void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSl
 }
 
 void StepGuard::observe_loss(double loss) {
-  impl_->log_.set_loss(loss);
+  impl_->log_.add_loss(loss);
   impl_->observe(Stage::kLoss, "loss", TensorView::of(std::span<const double>(&loss, 1)), 0);
 }
 
@@ -215,7 +213,7 @@ Decision StepGuard::decide() { return impl_->decide(); }
 void StepGuard::begin_update() { impl_->progress(Phase::kUpdate); }
 void StepGuard::report_failed_update(std::string_view what) { impl_->log_.set_failed_update(what); }
 void StepGuard::finish() { impl_->finish(); }
-Status StepGuard::close() { return impl_->close(); }
+Decision StepGuard::close() { return impl_->close(); }
 
 void StepGuard::pause_watchdog() {
   if (impl_->watchdog_) impl_->watchdog_->pause();

@@ -4,6 +4,10 @@
 function(holdfast_own_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # GCC 12 sees an overlapping copy in std::string's operator+ where there is none (GCC bug 105651).
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
 endfunction()
 
 # holdfast_library(NAME sources...): the static library holdfast_NAME, alias holdfast::NAME. Its public headers are in
@@ -24,6 +28,7 @@ macro(holdfast_optional dep)
   set(HOLDFAST_WITH_${dep} OFF)
   if(NOT HOLDFAST_${dep} STREQUAL "OFF")
     if("${dep}" STREQUAL "MPI")
+      set(MPI_CXX_SKIP_MPICXX ON)  # the C++ bindings were removed from the standard
       find_package(MPI COMPONENTS CXX QUIET)
       set(HOLDFAST_WITH_MPI ${MPI_CXX_FOUND})
     elseif("${dep}" STREQUAL "TORCH")

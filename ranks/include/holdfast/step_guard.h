@@ -96,7 +96,8 @@ class StepGuard {
   // of its elements, so that an overflow born in the sum is found once.
   void observe_share(const TensorView& bucket, std::span<const BucketSlice> layout);
 
-  // The loss of this attempt on this rank, observed at stage loss and logged as it is.
+  // The loss of one micro-batch on this rank, observed at stage loss. The mean over the attempt's micro-batches
+  // is logged as it is, NaN and all.
   void observe_loss(double loss);
 
   // Asks every rank to stop at the end of this attempt, without an update (exit code 86).
@@ -129,8 +130,9 @@ class StepGuard {
   void finish();
 
   // Collective, once, after the last attempt: makes sure that no rank failed in its last update and writes
-  // the end of the run. RANKS_DISAGREE otherwise. Not after a decision that ends the run.
-  Status close();
+  // the end of the run. Decides ABORT otherwise, and APPLY when all is well. Not after a decision that ends
+  // the run.
+  Decision close();
 
   // Between the two the watchdog waits: a long evaluation, a checkpoint. Calls nest.
   void pause_watchdog();

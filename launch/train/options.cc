@@ -1,0 +1,131 @@
+#include "train/options.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <ctime>
+#include <map>
+
+namespace holdfast::train {
+namespace {
+
+constexpr const char* kFooter = R"(
+Faults: --inject KIND@STAGE[,key=value...]
+  KIND   nan | inf | -inf | snan | value=X | throw | hang | stop | kill | exit=C
+  STAGE  input | forward | loss | backward | reduction | optimizer (values: all but optimizer)
+  keys   attempt=A or every=K (one of them), rank=R|all (default 0; reduction: all), tensor=GLOB,
+         index=N|first|middle|last, micro=M
+  e.g.   --inject nan@backward,rank=2,attempt=300,tensor=conv2.weight,index=middle
+
+Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:
+  0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent
+  83 ranks disagree   84 a rank is missing or stuck   86 stopped by the operator
+A rank killed by a signal makes mpirun return 128 + the signal's number. SIGTERM to mpirun itself ends every
+rank at once, without a last attempt.)";
+
+std::string default_run_dir() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[64];
+  std::strftime(text, sizeof(text), "runs/%Y%m%d-%H%M%S", &utc);
+  return std::string(text) + "-" + std::to_string(getpid());
+}
+
+Status check(const Options& options) {
+  if (options.data.size() != 1) {
+    return Status::usage("--data: workload fashion-mnist takes one folder, not " +
+                         std::to_string(options.data.size()));
+  }
+  for (const std::uint64_t attempt : options.omitted_updates) {
+    if (attempt >= options.steps) {
+      return Status::usage("--omit-update " + std::to_string(attempt) + ": the last attempt is " +
+                           std::to_string(options.steps - 1));
+    }
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status parse_options(int argc, const char* const* argv, Options* options, std::string* help) {
+  CLI::App app(
+      "Data-parallel training that skips a non-finite step on every rank together, and puts it on record.\n"
+      "Run it under mpirun: mpirun -np 4 guarded_train --steps 600");
+  app.footer(kFooter);
+  app.option_defaults()->always_capture_default();
+  const auto positive = CLI::PositiveNumber;
+  const auto not_negative = CLI::NonNegativeNumber;
+
+  app.add_option("--workload", options->workload, "What to train")->check(CLI::IsMember({"fashion-mnist"}));
+  app.add_option("--data", options->data, "Data: the folder with the four IDX files, plain or gzip");
+  app.add_option("--steps", options->steps, "Attempts to make")->check(positive);
+  app.add_option("--batch", options->batch, "Samples a rank and micro-batch")->check(CLI::Range(1, 60000));
+  app.add_option("--accumulate", options->accumulate, "Micro-batches an attempt")->check(CLI::Range(1, 1024));
+  app.add_option("--seed", options->seed, "Of weights, sample order and dropout");
+
+  app.add_option("--optimizer", options->optimizer.name, "sgd or adamw")
+      ->check(CLI::IsMember({"sgd", "adamw"}));
+  app.add_option("--momentum", options->optimizer.momentum, "sgd")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--eps", options->optimizer.eps, "adamw: added to the denominator")->check(not_negative);
+  app.add_option("--weight-decay", options->optimizer.weight_decay, "sgd: L2; adamw: decoupled")
+      ->check(not_negative);
+  app.add_option("--clip", options->clip, "Largest global gradient norm; 0 turns clipping off")
+      ->check(not_negative);
+  app.add_option("--ema-decay", options->ema_decay, "Of the moving average of the weights")
+      ->check(CLI::Range(0.0, 1.0));
+
+  double rate = 0;
+  auto* rate_option =
+      app.add_option("--lr", rate, "Peak learning rate (default: 0.05 for sgd, 0.002 for adamw)");
+  rate_option->check(positive)->always_capture_default(false);
+  app.add_option("--warmup", options->schedule.warmup_updates, "Updates of linear warm-up");
+  const std::map<std::string, Schedule::Decay> decays = {{"none", Schedule::Decay::kNone},
+                                                         {"cosine", Schedule::Decay::kCosine},
+                                                         {"exponential", Schedule::Decay::kExponential}};
+  std::string decay = "cosine";
+  app.add_option("--decay", decay, "After the warm-up: none, cosine (to 0 at --steps updates), exponential")
+      ->check(CLI::IsMember({"none", "cosine", "exponential"}));
+  app.add_option("--decay-rate", options->schedule.decay_rate, "Factor an update of the exponential decay")
+      ->check(CLI::Range(0.0, 1.0));
+
+  std::string guard = "on";
+  app.add_option("--guard", guard, "off: train without the guard, to see what it prevents")
+      ->check(CLI::IsMember({"on", "off"}));
+  app.add_option("--policy", options->policy_file, "Policy, textproto or JSON (fields: coord/policy.proto)");
+  app.add_option("--run-dir", options->run_dir, "Folder for the record of this run (default: runs/TIME-PID)");
+
+  app.add_option("--inject", options->faults, "Put in a fault, see below; may be repeated");
+  app.add_option("--omit-update", options->omitted_updates,
+                 "Train through this attempt without applying its update: the reference for a skip; may be "
+                 "repeated");
+  app.add_flag("--print-digests", options->print_digests, "One line a rank at the end: digests of all state");
+  app.add_flag("--print-rates", options->print_rates, "One line an attempt: the learning rate of its update");
+  app.add_option("--evaluate", options->evaluate, "Test samples at the end; -1 for all of them")
+      ->check(CLI::Range(-1, 1 << 30));
+  const std::map<std::string, Progress::Mode> modes = {{"auto", Progress::Mode::kAuto},
+                                                       {"line", Progress::Mode::kTerminal},
+                                                       {"plain", Progress::Mode::kPlain},
+                                                       {"off", Progress::Mode::kOff}};
+  std::string progress = "auto";
+  app.add_option("--progress", progress, "auto, line (rewrites one line), plain, off")
+      ->check(CLI::IsMember({"auto", "line", "plain", "off"}));
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    *help = app.help();
+    return Status();
+  } catch (const CLI::ParseError& error) {
+    return Status::usage(std::string(error.what()) + " (guarded_train --help explains each option)");
+  }
+  options->schedule.peak = rate > 0 ? rate : (options->optimizer.name == "sgd" ? 0.05 : 0.002);
+  options->schedule.decay = decays.at(decay);
+  options->schedule.total_updates = options->steps;
+  options->progress = modes.at(progress);
+  options->guard = guard == "on";
+  if (options->run_dir.empty()) options->run_dir = default_run_dir();
+  return check(*options);
+}
+
+}  // namespace holdfast::train

@@ -1,0 +1,41 @@
+// The command line of guarded_train.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "holdfast/collectives/status.h"
+#include "train/optimizer.h"
+#include "train/progress.h"
+#include "train/schedule.h"
+
+namespace holdfast::train {
+
+struct Options {
+  std::string workload = "fashion-mnist";
+  std::vector<std::string> data = {"/usr/share/datasets/fashion-mnist"};
+  std::uint64_t steps = 600;  // attempts
+  std::int64_t batch = 32;    // samples a rank and micro-batch
+  int accumulate = 1;         // micro-batches an attempt
+  std::uint64_t seed = 1;
+  OptimizerOptions optimizer;
+  Schedule schedule;
+  double clip = 5.0;  // global gradient norm; 0 turns clipping off
+  float ema_decay = 0.99f;
+  std::string policy_file;
+  std::string run_dir;
+  bool guard = true;
+  std::vector<std::string> faults;             // unparsed --inject
+  std::vector<std::uint64_t> omitted_updates;  // attempts
+  bool print_digests = false;
+  bool print_rates = false;
+  std::int64_t evaluate = -1;  // test samples at the end; -1 for all
+  Progress::Mode progress = Progress::Mode::kAuto;
+};
+
+// Fills `options`. When `help` is not empty afterwards it is to be printed and nothing to be done. USAGE,
+// with the option named, for anything that cannot be taken.
+Status parse_options(int argc, const char* const* argv, Options* options, std::string* help);
+
+}  // namespace holdfast::train

@@ -1,0 +1,66 @@
+// What the trainer needs of a model and its data. One object a rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "holdfast/step_guard.h"
+
+namespace holdfast::train {
+
+// Memory that a forward pass changes beside its outputs, such as BatchNorm statistics.
+struct MutableBuffer {
+  std::string name;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+// Counts of correct answers that add over ranks.
+struct Score {
+  std::int64_t correct = 0;
+  std::int64_t total = 0;
+};
+
+// The stages of one micro-batch are called in order: load, forward, compute_loss, backward. Each may throw.
+// What a stage made may be written to before the next one. Spans stay valid until the next call of the same
+// stage, those of the flat arrays for the object's life.
+class Workload {
+ public:
+  virtual ~Workload() = default;
+
+  // Parameters and gradients in flat fp32 arrays of the same layout. Between tensors there may be padding,
+  // always zero.
+  virtual std::span<float> parameters() = 0;
+  virtual std::span<float> gradients() = 0;
+  virtual std::span<const BucketSlice> layout() const = 0;
+  virtual std::span<const MutableBuffer> buffers() const = 0;
+
+  virtual std::int64_t training_samples() const = 0;
+
+  // Elements of input(), output() and the loss for a batch of this many samples.
+  virtual std::int64_t input_elements(std::int64_t batch) const = 0;
+  virtual std::int64_t output_elements(std::int64_t batch) const = 0;
+
+  // Everything random in the next micro-batch follows from `rng_key`.
+  virtual void load(std::span<const std::int64_t> sample_ids, std::uint64_t rng_key) = 0;
+  virtual std::span<float> input() = 0;
+  virtual void forward() = 0;
+  virtual std::span<float> output() = 0;
+  // Mean over the micro-batch.
+  virtual void compute_loss() = 0;
+  virtual std::span<float, 1> loss() = 0;
+  // Adds `scale` times the loss's gradient to gradients().
+  virtual void backward(float scale) = 0;
+
+  // Test samples [begin, end), with the statistics as they are.
+  virtual Score evaluate(std::int64_t begin, std::int64_t end) = 0;
+  virtual std::int64_t test_samples() const = 0;
+
+  // The state of the random generator, as bytes.
+  virtual std::string rng_state() const = 0;
+};
+
+}  // namespace holdfast::train
