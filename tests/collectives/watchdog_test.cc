@@ -1,0 +1,171 @@
+#include "holdfast/collectives/watchdog.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <thread>
+
+namespace holdfast {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ExitedWithCode;
+
+void sleep_for(milliseconds time) { std::this_thread::sleep_for(time); }
+void sleep_for_ever() { sleep_for(std::chrono::hours(1)); }
+
+class WatchdogDeathTest : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+
+  static Watchdog::Options options(milliseconds deadline, milliseconds tick = milliseconds(5)) {
+    return {3, deadline, tick};
+  }
+};
+
+TEST_F(WatchdogDeathTest, EndsAStuckProcessWith84AndSaysWhereItStood) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(50)));
+        watchdog.progress(5, 17, Phase::kObserve);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84),
+      "^holdfast: rank 3 \\(host [^ ]+, pid [0-9]+\\) made no progress for 0\\.1 s: attempt 17 of epoch 5 "
+      "stands at "
+      "phase observe\\..*exit code 84\\.");
+}
+
+TEST_F(WatchdogDeathTest, NamesThePhaseThatIsStuck) {
+  for (int p = 0; p < 5; ++p) {
+    const auto phase = static_cast<Phase>(p);
+    EXPECT_EXIT(
+        {
+          Watchdog watchdog(options(milliseconds(20)));
+          watchdog.progress(1, 2, phase);
+          sleep_for_ever();
+        },
+        ExitedWithCode(84), "attempt 2 of epoch 1 stands at phase " + std::string(phase_name(phase)));
+  }
+}
+
+TEST_F(WatchdogDeathTest, ExpiresWhenNothingEverMoved) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(20)));
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "phase outside");
+}
+
+TEST_F(WatchdogDeathTest, ProgressKeepsTheProcessAliveBeyondTheDeadline) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(1000), milliseconds(20)));
+        for (std::uint64_t attempt = 0; attempt < 100; ++attempt) {
+          watchdog.progress(1, attempt, Phase::kBegin);
+          sleep_for(milliseconds(20));
+        }
+        _exit(0);
+      },
+      ExitedWithCode(0), "");
+}
+
+// The same phase of the same attempt, entered again: a long attempt that observes many tensors moves.
+TEST_F(WatchdogDeathTest, RepeatingTheSamePhaseIsProgress) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(1000), milliseconds(20)));
+        for (int tensor = 0; tensor < 100; ++tensor) {
+          watchdog.progress(1, 1, Phase::kObserve);
+          sleep_for(milliseconds(20));
+        }
+        _exit(0);
+      },
+      ExitedWithCode(0), "");
+}
+
+TEST_F(WatchdogDeathTest, NoTickCountsWhilePaused) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(200)));
+        watchdog.pause();
+        sleep_for(milliseconds(800));
+        _exit(0);
+      },
+      ExitedWithCode(0), "");
+}
+
+TEST_F(WatchdogDeathTest, PausesNestAndTheLastResumeStartsTheClockAgain) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(200)));
+        watchdog.pause();
+        watchdog.pause();
+        watchdog.resume();
+        sleep_for(milliseconds(800));
+        std::fputs("still alive\n", stderr);
+        watchdog.resume();
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "still alive.*made no progress");
+}
+
+// A deadline below a tick is one tick, not none: a paused watchdog never fires.
+TEST_F(WatchdogDeathTest, ADeadlineOfNothingStillWaitsWhilePaused) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(options(milliseconds(0), milliseconds(100)));
+        watchdog.pause();
+        sleep_for(milliseconds(500));
+        _exit(0);
+      },
+      ExitedWithCode(0), "");
+}
+
+TEST_F(WatchdogDeathTest, NothingFiresAfterItsDestruction) {
+  EXPECT_EXIT(
+      {
+        { Watchdog watchdog(options(milliseconds(500))); }
+        sleep_for(milliseconds(1200));
+        _exit(0);
+      },
+      ExitedWithCode(0), "");
+}
+
+TEST(Watchdog, DestructionDoesNotWaitForTheNextTick) {
+  const auto start = std::chrono::steady_clock::now();
+  { Watchdog watchdog({0, std::chrono::hours(2), std::chrono::hours(1)}); }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1));
+}
+
+TEST(Watchdog, AMachineThatWasSuspendedBeyondTheDeadlineIsNotStuck) {
+  int go[2];
+  ASSERT_EQ(pipe(go), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    Watchdog watchdog({0, milliseconds(2000), milliseconds(20)});
+    char byte = 0;
+    _exit(read(go[0], &byte, 1) == 1 ? 0 : 1);
+  }
+  int state = 0;
+  kill(child, SIGSTOP);
+  ASSERT_EQ(waitpid(child, &state, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(state));
+  sleep_for(milliseconds(3000));
+  kill(child, SIGCONT);
+  ASSERT_EQ(write(go[1], "x", 1), 1);
+  ASSERT_EQ(waitpid(child, &state, 0), child);
+  close(go[0]);
+  close(go[1]);
+  EXPECT_TRUE(WIFEXITED(state));
+  EXPECT_EQ(WEXITSTATUS(state), 0);
+}
+
+}  // namespace
+}  // namespace holdfast

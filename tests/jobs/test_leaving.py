@@ -1,0 +1,91 @@
+"""However a rank leaves, the others do not stay behind: a documented exit code, in bounded time, and no process."""
+
+import re
+import unittest
+
+from jobs import JobTest
+
+DEADLINE = 3  # seconds without progress
+# mpirun takes 2 s to end what does not end by itself; the rest is for a busy machine.
+SLACK = 15
+ATTEMPT = 2
+
+
+class Leaving(JobTest):
+    def leave(self, fault, rank, code, **settings):
+        job = self.train("--inject", f"{fault},rank={rank},attempt={ATTEMPT}", code=code,
+                         policy=f"attempt_deadline_seconds: {DEADLINE}", **settings)
+        self.assertLess(job.seconds_after_start(), DEADLINE + SLACK, job)
+        return job
+
+    def check_throw(self, stage, rank):
+        job = self.leave(f"throw@{stage}", rank, 80)
+        aborted = self.assert_record(job, "run_started", "aborted")[-1]
+        self.assertEqual((ATTEMPT, rank, stage),
+                         (aborted["attempt"], aborted["error"]["rank"], aborted["error"]["stage"]))
+
+    def check_failed_update(self, rank, steps):
+        """The update fails after every rank was told to apply it: replicas differ, and no later attempt hides it."""
+        job = self.leave("throw@optimizer", rank, 83, steps=steps)
+        aborted = self.assert_record(job, "run_started", "aborted")[-1]
+        self.assertEqual((83, rank, "optimizer"),
+                         (aborted["exit_code"], aborted["error"]["rank"], aborted["error"]["stage"]))
+
+    def check_stuck(self, fault, rank):
+        job = self.leave(fault, rank, 84)
+        self.assert_record(job, "run_started")
+        said = re.findall(r"rank \d+ .*attempt (\d+) of epoch 1 stands at phase (\w+)", job.err)
+        self.assertTrue(said, job)
+        for attempt, phase in said:
+            # The others can be one attempt further, where they wait for the rank that is stuck.
+            self.assertIn(int(attempt), (ATTEMPT, ATTEMPT + 1), job)
+            self.assertIn(phase, ("begin", "observe", "decide", "update", "outside"), job)
+
+    def check_exit(self, stage, rank, code):
+        job = self.leave(f"exit={code}@{stage}", rank, code)
+        self.assert_record(job, "run_started")
+
+    def check_kill(self, stage, rank):
+        job = self.leave(f"kill@{stage}", rank, 128 + 9)
+        self.assert_record(job, "run_started")
+
+    def test_exit_0_in_the_middle_of_a_run_is_not_success(self):
+        command = self.trainer("--inject", f"exit=0@forward,rank=1,attempt={ATTEMPT}", run_dir=self.new_run_dir(),
+                               policy=f"attempt_deadline_seconds: {DEADLINE}")
+        job = self.start(4, command).wait()
+        self.assertNotEqual(0, job.code, job)
+
+    def test_killing_mpirun_leaves_no_rank(self):
+        run_dir = self.new_run_dir()
+        job = self.start(4, self.trainer(run_dir=run_dir, steps=10**6), run_dir)
+        job.wait_for_start()
+        job.mpirun.kill()
+        self.assertEqual(-9, job.wait().code, job)
+        self.assert_record(job, "run_started")
+
+    def test_an_exception_without_the_guard_ends_every_rank(self):
+        self.train("--inject", f"throw@forward,rank=2,attempt={ATTEMPT}", "--guard", "off", code=80)
+
+    def test_each_rank_has_the_exit_code_of_a_failed_update(self):
+        self.train("--inject", f"throw@optimizer,rank=3,attempt={ATTEMPT}", code=83, watch_ranks=True)
+
+
+def _add(name, check, *arguments):
+    setattr(Leaving, f"test_{name}", lambda self: getattr(self, f"check_{check}")(*arguments))
+
+
+for _stage, _rank in (("input", 0), ("backward", 3), ("reduction", 1)):
+    _add(f"throw_at_{_stage}_on_rank_{_rank}", "throw", _stage, _rank)
+_add("throw_in_the_optimizer_on_rank_0", "failed_update", 0, 8)
+_add("throw_in_the_last_update_on_rank_2", "failed_update", 2, ATTEMPT + 1)
+for _stage, _rank in (("forward", 0), ("backward", 3), ("optimizer", 1)):
+    _add(f"hang_at_{_stage}_on_rank_{_rank}", "stuck", f"hang@{_stage}", _rank)
+for _stage, _rank in (("input", 0), ("reduction", 2)):
+    _add(f"stop_at_{_stage}_on_rank_{_rank}", "stuck", f"stop@{_stage}", _rank)
+for _stage, _rank, _code in (("forward", 0, 7), ("optimizer", 1, 255)):
+    _add(f"exit_{_code}_at_{_stage}_on_rank_{_rank}", "exit", _stage, _rank, _code)
+for _stage, _rank in (("input", 0), ("backward", 3), ("optimizer", 1)):
+    _add(f"kill_at_{_stage}_on_rank_{_rank}", "kill", _stage, _rank)
+
+if __name__ == "__main__":
+    unittest.main()
