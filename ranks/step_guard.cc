@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
+#include <filesystem>
 
 #include "attempt_log.h"
 #include "buffer_snapshot.h"
@@ -11,6 +11,7 @@
 #include "holdfast/collectives/verdict.h"
 #include "holdfast/collectives/watchdog.h"
 #include "holdfast/coord/coordinator.h"
+#include "holdfast/coord/departure_log.h"
 #include "holdfast/coord/policy.h"
 
 namespace holdfast {
@@ -22,6 +23,28 @@ std::string host_name() {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   return host;
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+// Collective. The rank that reports a departure need not be rank 0, but it is rank 0's folder that it writes to.
+Status start_watchdog(Collective& collective, const Policy& policy, const std::string& run_dir,
+                      std::unique_ptr<Watchdog>* out) {
+  Bytes folder = run_dir.empty() ? "" : std::filesystem::absolute(run_dir).string();
+  if (Status s = collective.broadcast(&folder); !s.ok()) return s;
+  Watchdog::Options options;
+  options.deadline = milliseconds(policy.attempt_deadline_seconds());
+  options.floor = milliseconds(policy.attempt_deadline_floor_seconds());
+  options.side_channel = policy.side_channel();
+  if (!folder.empty()) {
+    // There is nobody left to tell of a failure, and the same is on stderr.
+    options.record = [folder](const Departure& departure) {
+      static_cast<void>(append_departure(folder, departure));
+    };
+  }
+  return Watchdog::create(collective, options, out);
 }
 
 Decision failed(const Status& status) {
@@ -42,15 +65,8 @@ class StepGuard::Impl {
         coordinator_(std::move(coordinator)),
         log_(collective.rank(), host_name()) {}
 
-  void start_watchdog(double deadline_seconds) {
-    Watchdog::Options options;
-    options.rank = collective_.rank();
-    options.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_seconds * 1000));
-    watchdog_.emplace(options);
-  }
-
   void progress(Phase phase) {
-    if (watchdog_) watchdog_->progress(epoch_, attempt_, phase);
+    if (watchdog_) watchdog_->board().enter(epoch_, attempt_, phase);
   }
 
   void begin() {
@@ -102,7 +118,7 @@ class StepGuard::Impl {
   bool applied_ = false;  // the running attempt was decided APPLY
   AttemptLog log_;
   BufferSnapshot snapshot_;
-  std::optional<Watchdog> watchdog_;  // last: its thread ends first
+  std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
 
  private:
   std::uint64_t agreement_lane() const {
@@ -157,8 +173,10 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options, st
   }
   if (Status s = agree_on_status(collective, status); !s.ok()) return s;
   auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
+  if (options.watchdog) {
+    if (Status s = start_watchdog(collective, policy, options.run_dir, &impl->watchdog_); !s.ok()) return s;
+  }
   if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, collective.size());
-  if (options.watchdog) impl->start_watchdog(policy.attempt_deadline_seconds());
   out->reset(new StepGuard(std::move(impl)));
   return Status();
 }
@@ -216,10 +234,10 @@ void StepGuard::finish() { impl_->finish(); }
 Decision StepGuard::close() { return impl_->close(); }
 
 void StepGuard::pause_watchdog() {
-  if (impl_->watchdog_) impl_->watchdog_->pause();
+  if (impl_->watchdog_) impl_->watchdog_->board().pause();
 }
 void StepGuard::resume_watchdog() {
-  if (impl_->watchdog_) impl_->watchdog_->resume();
+  if (impl_->watchdog_) impl_->watchdog_->board().resume();
 }
 
 std::uint64_t StepGuard::epoch() const { return impl_->epoch_; }
