@@ -82,6 +82,9 @@ Status check_ranges(const Policy& policy) {
   }
   const double floor = policy.attempt_deadline_floor_seconds();
   if (!(floor > 0 && floor <= kDay)) return out_of_range("attempt_deadline_floor_seconds", floor, "more than 0");
+  if (policy.suspect_after_incidents() == 0) {
+    return Status::usage("policy: suspect_after_incidents is 0; it must be at least 1");
+  }
   return Status();
 }
 

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "attempt_log.h"
 #include "buffer_snapshot.h"
+#include "layout_agreement.h"
 #include "holdfast/coord/policy.pb.h"
+#include "holdfast/collectives/hardware.h"
 #include "holdfast/collectives/verdict.h"
 #include "holdfast/collectives/watchdog.h"
 #include "holdfast/coord/coordinator.h"
@@ -18,6 +21,10 @@ namespace holdfast {
 namespace {
 
 constexpr std::uint64_t kFirstEpoch = 1;
+
+// When a learning rate blows up every rank is bad, and a few of each node say all there is to say. What rank 0
+// receives on the bad path grows with the bad ranks, up to this many reports a node.
+constexpr int kMostReportsPerNode = 4;
 
 std::string host_name() {
   char host[256] = "";
@@ -110,6 +117,7 @@ class StepGuard::Impl {
   const std::uint64_t policy_hash_;
   const std::uint64_t coefficient_;                  // of this rank in the agreement lane
   const std::unique_ptr<Coordinator> coordinator_;  // on rank 0 only
+  std::string topology_map_;                        // on rank 0 only
 
   std::uint64_t epoch_ = kFirstEpoch;
   std::uint64_t attempt_ = 0;
@@ -137,7 +145,10 @@ class StepGuard::Impl {
       return failed({StatusCode::kRankMissing, "a rank did not take part in the attempt"});
     }
     std::vector<Bytes> reports;
-    if (Status s = collective_.gather(log_.report(verdict), &reports); !s.ok()) return failed(s);
+    // A disagreement is told from what every rank claims; those reports are a few words each.
+    const bool from_all = verdict.kind == Verdict::Kind::kDisagree;
+    const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
+    if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return failed(s);
     Bytes message;
     if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
     if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
@@ -168,6 +179,10 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options, st
   Policy policy;
   std::unique_ptr<Coordinator> coordinator;
   Status status = parse_policy(options.policy, &policy);
+  if (status.ok() && options.expected_ranks != 0 && options.expected_ranks != collective.size()) {
+    status = {StatusCode::kRanksDisagree, std::to_string(options.expected_ranks) + " ranks are expected, but " +
+                                              std::to_string(collective.size()) + " take part"};
+  }
   if (status.ok() && collective.rank() == 0) {
     status = Coordinator::create(policy, options.run_dir, &coordinator);
   }
@@ -176,7 +191,12 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options, st
   if (options.watchdog) {
     if (Status s = start_watchdog(collective, policy, options.run_dir, &impl->watchdog_); !s.ok()) return s;
   }
-  if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, collective.size());
+  Topology topology;
+  RankPlacement placement = detect_placement(collective.rank());
+  placement.axes = options.axes;
+  if (Status s = gather_topology(collective, std::move(placement), &topology); !s.ok()) return s;
+  impl->topology_map_ = topology.map();
+  if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, std::move(topology));
   out->reset(new StepGuard(std::move(impl)));
   return Status();
 }
@@ -220,6 +240,10 @@ void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSl
   }
 }
 
+Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout, int replica_group) {
+  return holdfast::agree_on_layout(impl_->collective_, layout, replica_group);
+}
+
 void StepGuard::observe_loss(double loss) {
   impl_->log_.add_loss(loss);
   impl_->observe(Stage::kLoss, "loss", TensorView::of(std::span<const double>(&loss, 1)), 0);
@@ -245,5 +269,6 @@ std::uint64_t StepGuard::attempt() const { return impl_->attempt_; }
 std::uint64_t StepGuard::updates() const { return impl_->updates_; }
 std::uint64_t StepGuard::skips() const { return impl_->skips_; }
 const std::string& StepGuard::policy_text() const { return impl_->policy_text_; }
+const std::string& StepGuard::topology_map() const { return impl_->topology_map_; }
 
 }  // namespace holdfast
