@@ -14,7 +14,8 @@
 //   tensor=GLOB           the first tensor of the stage whose name matches (fnmatch), default *; values only
 //   index=N|first|middle|last   flat element of it, default first; middle is element count / 2; values only
 //
-//   nan@backward,attempt=5,rank=2,tensor=conv1.*,index=last       throw@forward,attempt=3 kill@loss,every=100
+//   For example: nan@backward,attempt=5,rank=2,tensor=conv1.*,index=last
+//                throw@forward,attempt=3
 #pragma once
 
 #include <array>
@@ -41,8 +42,8 @@ struct Fault {
   int exit_code = 0;             // for kExit
   Stage stage = Stage::kInput;
   std::optional<int> rank;  // every rank when empty
-  std::optional<std::uint64_t>
-      attempt;  // this one; when empty, each attempt with attempt % every == every - 1
+  // This one; when empty, each attempt with attempt % every == every - 1.
+  std::optional<std::uint64_t> attempt;
   std::uint64_t every = 0;
   int micro = 0;
   std::string tensor_glob = "*";

@@ -63,7 +63,7 @@ class ByteSource {
     *got = 0;
     while (*got < wanted.size() && !ended_) {
       std::size_t more = 0;
-      const Status status =
+      Status status =
           gzip_ ? inflate_some(wanted.subspan(*got), &more) : copy_some(wanted.subspan(*got), &more);
       *got += more;
       if (!status.ok()) return status;
@@ -179,8 +179,9 @@ Status read_records(ByteSource& source, std::uint64_t count, std::uint64_t recor
     const Status status = source.read(std::span(*out).subspan(have), &got);
     have += got;
     if (!status.ok()) {
-      return Status(status.code(),
-                    status.message() + " (in record " + std::to_string(have / record_bytes) + of_count + ")");
+      const std::string where =
+          have < total ? " (in record " + std::to_string(have / record_bytes) + of_count + ")" : "";
+      return Status(status.code(), status.message() + where);
     }
   } while (got != 0 && have < total);
   if (have < total) {

@@ -25,8 +25,8 @@ std::string format(const char* pattern, double value) {
 }
 
 std::string format_value(double value) {
-  if (std::isnan(value)) return "nan";  // printf may write -nan
-  return format("%.4g", value);
+  if (std::isnan(value)) return "nan";                                // printf may write -nan
+  return format(std::abs(value) < 1000.0 ? "%#.4g" : "%.4g", value);  // keeps its width while it changes
 }
 
 std::string format_rate(double rate) {
@@ -92,6 +92,7 @@ std::string format_progress(const ProgressView& view, std::size_t max_width) {
   std::vector<std::string> fields = {
       "attempt " + std::to_string(view.done) + "/" + std::to_string(view.total),
       "loss " + format_value(view.loss),
+      "grad norm " + format_value(view.gradient_norm),
       "skips " + std::to_string(view.skips),
   };
   if (view.done < view.total) {
@@ -99,7 +100,6 @@ std::string format_progress(const ProgressView& view, std::size_t max_width) {
     fields.push_back((rate > 0.0 ? format_duration(left / rate) : "?") + " left");
   }
   fields.push_back(format_rate(rate));
-  fields.push_back("gradient norm " + format_value(view.gradient_norm));
   fields.push_back("updates " + std::to_string(view.updates));
 
   std::string line;
@@ -114,8 +114,8 @@ std::string format_progress(const ProgressView& view, std::size_t max_width) {
 OutputTarget find_output_target() {
   const char* term = std::getenv("TERM");
   if (::isatty(STDOUT_FILENO) == 0 || (term != nullptr && std::string_view(term) == "dumb")) return {};
-  for (const char* name : {"OMPI_MCA_orte_tag_output", "OMPI_MCA_orte_timestamp_output",
-                           "OMPI_MCA_orte_xml_output", "OMPI_MCA_orte_output_filename"}) {
+  for (const char* name :
+       {"OMPI_MCA_orte_tag_output", "OMPI_MCA_orte_timestamp_output", "OMPI_MCA_orte_xml_output"}) {
     if (set_in_environment(name)) return {};
   }
 

@@ -24,17 +24,16 @@ struct ProgressView {
   double attempts_per_second = 0.0;  // 0 when not known yet
 };
 
-// "attempt 120/600  loss 0.4321  skips 2  0:04 left  98.3/s  gradient norm 1.234  updates 118", fields that
-// do not fit `max_width` columns left out from the end; 0 for no limit. ASCII, no line end.
+// "attempt 120/600  loss 0.4321  grad norm 1.234  skips 2  0:05 left  98.3/s  updates 118"; fields that do
+// not fit `max_width` columns are left out from the end, 0 for no limit. ASCII, no line end.
 std::string format_progress(const ProgressView& view, std::size_t max_width);
 
 // "0:04", "12:34", "1:02:03", "3d 04:05"; "?" when it is not finite or negative.
 std::string format_duration(double seconds);
 
 // Where stdout ends up. Under mpirun a rank's stdout is a pseudo-terminal or a pipe whatever mpirun's own
-// stdout is, so the latter counts; on a host where mpirun itself does not run it is not known, and taken for
-// a log. Also taken for a log where mpirun adds tags or writes files, which needs whole lines, and where TERM
-// is dumb.
+// stdout is, so the latter counts. A log, for want of knowing better, when mpirun runs on another host; a
+// log, too, when mpirun puts tags in front of lines, and when TERM is dumb.
 struct OutputTarget {
   bool terminal = false;
   std::string device;  // the terminal, to be asked for its width; empty unless `terminal`
@@ -59,9 +58,8 @@ class Progress {
   void report(std::uint64_t attempt, std::uint64_t updates, std::uint64_t skips, double loss,
               double gradient_norm);
 
-  // A line of its own (without line end), at once, in every mode but kOff. Control characters in it are shown
-  // as
-  // \\xNN.
+  // A line of its own (given without its end), at once, in every mode but kOff. Control characters in it are
+  // shown as \xNN.
   void note(std::string_view text);
 
   // Writes the last report if it was held back, and ends the line. Later reports start a new one.
