@@ -66,11 +66,18 @@ class ThreadGroup::Rank final : public Collective {
     return s;
   }
 
-  Status gather(const Bytes& mine, std::vector<Bytes>* all) override {
+  // All ranks are one node.
+  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override {
     return exchange_.all_see(rank_, &mine, [&](auto slots) {
       if (rank_ != 0) return;
-      all->clear();
-      for (const void* slot : slots) all->push_back(*static_cast<const Bytes*>(slot));
+      all->assign(slots.size(), Bytes());
+      int kept = 0;
+      for (std::size_t r = 0; r < slots.size(); ++r) {
+        const Bytes& bytes = *static_cast<const Bytes*>(slots[r]);
+        if (bytes.empty() || kept == most_per_node) continue;
+        (*all)[r] = bytes;
+        ++kept;
+      }
     });
   }
 

@@ -22,14 +22,11 @@ void put_counts(Json& json, const BadCounts& counts) {
   json["neg_inf"] = counts.neg_inf;
 }
 
-Json origin_json(const Origin& origin) {
-  Json json = {{"rank", origin.rank},
-               {"host", origin.host},
-               {"stage", stage_name(origin.finding.stage)},
-               {"tensor", origin.finding.tensor},
-               {"index", origin.finding.index}};
-  put_counts(json, origin.counts);
-  json["micro_batch"] = origin.finding.micro_batch;
+Json placement_json(const RankPlacement& place) {
+  Json json = {{"pid", place.pid},   {"local_rank", place.local_rank}, {"cpus", place.cpus},
+               {"numa", place.numa}, {"gpu_uuid", place.gpu_uuid},     {"gpu_pci", place.gpu_pci}};
+  json["axes"] = Json::object();
+  for (const auto& [axis, index] : place.axes) json["axes"][axis] = index;
   return json;
 }
 
@@ -43,30 +40,10 @@ Json loss_json(const Incident& incident, const std::vector<Origin>& origins) {
   return chosen == nullptr ? Json(nullptr) : json_number(chosen->loss);
 }
 
-Json incident_json(const Incident& incident) {
-  const std::vector<Origin> origins = incident.origins();
-  Json json = place(incident.epoch, incident.attempt, incident.update);
-  const auto stage = incident.stage();
-  json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
-  put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
-  json["loss"] = loss_json(incident, origins);
-  if (const RankView* view = incident.first_error()) {
-    json["error"] = {{"rank", view->rank},
-                     {"host", view->host},
-                     {"stage", stage_name(view->error->stage)},
-                     {"what", view->error->what}};
-  }
-  json["origins"] = Json::array();
-  for (std::size_t i = 0; i < origins.size() && i < kMaxOriginsInEvent; ++i) {
-    json["origins"].push_back(origin_json(origins[i]));
-  }
-  if (origins.size() > kMaxOriginsInEvent) json["origins_omitted"] = origins.size() - kMaxOriginsInEvent;
-  return json;
-}
-
 }  // namespace
 
-Coordinator::Coordinator(const Policy& policy) : policy_(std::make_unique<const Policy>(policy)) {}
+Coordinator::Coordinator(const Policy& policy)
+    : policy_(std::make_unique<const Policy>(policy)), suspects_(policy.suspect_after_incidents()) {}
 Coordinator::~Coordinator() = default;
 
 Status Coordinator::create(const Policy& policy, const std::string& run_dir,
@@ -88,9 +65,49 @@ void Coordinator::record(const std::string& name, Json fields) {
   if (keeps_record_) static_cast<void>(events_.append(name, fields));
 }
 
-void Coordinator::run_started(std::uint64_t epoch, int world_size) {
+// Where the rank runs, and whether its device has been the origin too often.
+Json Coordinator::origin_json(const Origin& origin) const {
+  Json json = {{"rank", origin.rank},
+               {"host", origin.host},
+               {"stage", stage_name(origin.finding.stage)},
+               {"tensor", origin.finding.tensor},
+               {"index", origin.finding.index}};
+  put_counts(json, origin.counts);
+  json["micro_batch"] = origin.finding.micro_batch;
+  if (const RankPlacement* place = topology_.find(origin.rank)) {
+    json["device"] = place->device();
+    json["hardware_suspect"] = suspects_.is_suspect(place->device());
+    json["placement"] = placement_json(*place);
+  }
+  return json;
+}
+
+Json Coordinator::incident_json(const Incident& incident) const {
+  const std::vector<Origin> origins = incident.origins();
+  Json json = place(incident.epoch, incident.attempt, incident.update);
+  const auto stage = incident.stage();
+  json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
+  put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
+  json["loss"] = loss_json(incident, origins);
+  if (const RankView* view = incident.first_error()) {
+    json["error"] = {{"rank", view->rank},
+                     {"host", view->host},
+                     {"stage", stage_name(view->error->stage)},
+                     {"what", view->error->what}};
+  }
+  json["origins"] = Json::array();
+  for (std::size_t i = 0; i < origins.size() && i < kMaxOriginsInEvent; ++i) {
+    json["origins"].push_back(origin_json(origins[i]));
+  }
+  if (origins.size() > kMaxOriginsInEvent) json["origins_omitted"] = origins.size() - kMaxOriginsInEvent;
+  return json;
+}
+
+void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
+  topology_ = std::move(topology);
   Json fields = place(epoch, 0, 0);
-  fields["ranks"] = world_size;
+  fields["ranks"] = topology_.placements().size();
+  fields["topology"] = topology_.map();
   fields["policy"] = policy_text(*policy_);
   record("run_started", std::move(fields));
 }
@@ -101,9 +118,20 @@ void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std:
   record("run_finished", std::move(fields));
 }
 
+std::vector<std::string> Coordinator::origin_devices(const Incident& incident) const {
+  std::vector<std::string> devices;
+  for (const Origin& origin : incident.origins()) {
+    // The same sum is on every rank: whose share it was found in says nothing of a device.
+    if (origin.finding.stage == Stage::kReduction) continue;
+    if (const RankPlacement* place = topology_.find(origin.rank)) devices.push_back(place->device());
+  }
+  return devices;
+}
+
 Decision Coordinator::handle(const Incident& incident) {
   const Decision decision = decide(*policy_, budget_, incident);
   if (decision.action == Action::kSkip) budget_.count_skip();
+  suspects_.count(origin_devices(incident));
 
   Json fields = incident_json(incident);
   fields["consecutive"] = budget_.consecutive();

@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <map>
-#include <tuple>
+#include <algorithm>
 #include <vector>
 
 #include "holdfast/coord/policy.pb.h"
@@ -14,17 +13,36 @@ namespace {
 
 Decision abort_run(StatusCode code, std::string reason) { return {Action::kAbort, code, std::move(reason)}; }
 
-// "rank 0,1,3 at epoch 1, attempt 5, policy 9f01; rank 2 at ..."
+// Ranks that claim the same agreement.
+struct Camp {
+  Agreement claim;
+  std::vector<int> ranks;
+};
+
+std::string describe(const Camp& camp) {
+  constexpr std::size_t kMostNamed = 16;
+  const std::size_t named = std::min(camp.ranks.size(), kMostNamed);
+  std::string more = camp.ranks.size() > named ? fmt::format(" and {} more", camp.ranks.size() - named) : "";
+  return fmt::format("rank {}{} at epoch {}, attempt {}, policy {:x}",
+                     fmt::join(camp.ranks.begin(), camp.ranks.begin() + static_cast<std::ptrdiff_t>(named), ","), more,
+                     camp.claim.epoch, camp.claim.attempt, camp.claim.policy_hash);
+}
+
+// The smaller camps by name, and the largest by number; all by name when none is the largest.
 std::string describe_disagreement(const Incident& incident) {
-  std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, std::vector<int>> groups;
+  std::vector<Camp> camps;
   for (const RankView& view : incident.views) {
-    groups[{view.agreement.epoch, view.agreement.attempt, view.agreement.policy_hash}].push_back(view.rank);
+    const auto found =
+        std::ranges::find_if(camps, [&](const Camp& camp) { return camp.claim == view.agreement; });
+    (found == camps.end() ? camps.emplace_back(Camp{view.agreement, {}}) : *found).ranks.push_back(view.rank);
   }
+  std::ranges::stable_sort(camps, {}, [](const Camp& camp) { return camp.ranks.size(); });
+  const bool majority = camps.size() > 1 && camps.back().ranks.size() > camps[camps.size() - 2].ranks.size();
   std::string text;
-  for (const auto& [key, ranks] : groups) {
-    const auto& [epoch, attempt, policy] = key;
-    text += fmt::format("{}rank {} at epoch {}, attempt {}, policy {:x}", text.empty() ? "" : "; ",
-                        fmt::join(ranks, ","), epoch, attempt, policy);
+  for (std::size_t i = 0; i < camps.size(); ++i) {
+    if (i > 0) text += "; ";
+    if (majority && i + 1 == camps.size()) text += fmt::format("the other {}: ", camps[i].ranks.size());
+    text += describe(camps[i]);
   }
   return text;
 }

@@ -60,18 +60,30 @@ void make_defaults_explicit(Policy* policy) {
       case Field::CPPTYPE_UINT64: reflection->SetUInt64(policy, field, field->default_value_uint64()); break;
       case Field::CPPTYPE_DOUBLE: reflection->SetDouble(policy, field, field->default_value_double()); break;
       case Field::CPPTYPE_ENUM: reflection->SetEnum(policy, field, field->default_value_enum()); break;
+      case Field::CPPTYPE_BOOL: reflection->SetBool(policy, field, field->default_value_bool()); break;
       case Field::CPPTYPE_STRING: reflection->SetString(policy, field, field->default_value_string()); break;
       default: GOOGLE_LOG(FATAL) << "policy field of a type without a default: " << field->full_name();
     }
   }
 }
 
+constexpr double kDay = 24 * 3600;
+
+Status out_of_range(const char* field, double value, const char* range) {
+  return Status::usage(std::string("policy: ") + field + " is " + std::to_string(value) + "; it must be " + range +
+                       " and at most 86400");
+}
+
+// The conditions are written so that NaN is refused too.
 Status check_ranges(const Policy& policy) {
-  constexpr double kDay = 24 * 3600;
   const double deadline = policy.attempt_deadline_seconds();
-  if (!(deadline > 0 && deadline <= kDay)) {  // also refuses NaN
-    return Status::usage("policy: attempt_deadline_seconds is " + std::to_string(deadline) +
-                         "; it must be more than 0 and at most 86400");
+  if (!(deadline >= 0 && deadline <= kDay)) {
+    return out_of_range("attempt_deadline_seconds", deadline, "at least 0 (automatic)");
+  }
+  const double floor = policy.attempt_deadline_floor_seconds();
+  if (!(floor > 0 && floor <= kDay)) return out_of_range("attempt_deadline_floor_seconds", floor, "more than 0");
+  if (policy.suspect_after_incidents() == 0) {
+    return Status::usage("policy: suspect_after_incidents is 0; it must be at least 1");
   }
   return Status();
 }

@@ -3,14 +3,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <optional>
+#include <filesystem>
+#include <limits>
 
 #include "attempt_log.h"
 #include "buffer_snapshot.h"
+#include "layout_agreement.h"
 #include "holdfast/coord/policy.pb.h"
+#include "holdfast/collectives/hardware.h"
 #include "holdfast/collectives/verdict.h"
 #include "holdfast/collectives/watchdog.h"
 #include "holdfast/coord/coordinator.h"
+#include "holdfast/coord/departure_log.h"
 #include "holdfast/coord/policy.h"
 
 namespace holdfast {
@@ -18,10 +22,36 @@ namespace {
 
 constexpr std::uint64_t kFirstEpoch = 1;
 
+// When a learning rate blows up every rank is bad, and a few of each node say all there is to say. What rank 0
+// receives on the bad path grows with the bad ranks, up to this many reports a node.
+constexpr int kMostReportsPerNode = 4;
+
 std::string host_name() {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   return host;
+}
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+// Collective. The rank that reports a departure need not be rank 0, but it is rank 0's folder that it writes to.
+Status start_watchdog(Collective& collective, const Policy& policy, const std::string& run_dir,
+                      std::unique_ptr<Watchdog>* out) {
+  Bytes folder = run_dir.empty() ? "" : std::filesystem::absolute(run_dir).string();
+  if (Status s = collective.broadcast(&folder); !s.ok()) return s;
+  Watchdog::Options options;
+  options.deadline = milliseconds(policy.attempt_deadline_seconds());
+  options.floor = milliseconds(policy.attempt_deadline_floor_seconds());
+  options.side_channel = policy.side_channel();
+  if (!folder.empty()) {
+    // There is nobody left to tell of a failure, and the same is on stderr.
+    options.record = [folder](const Departure& departure) {
+      static_cast<void>(append_departure(folder, departure));
+    };
+  }
+  return Watchdog::create(collective, options, out);
 }
 
 Decision failed(const Status& status) {
@@ -42,15 +72,8 @@ class StepGuard::Impl {
         coordinator_(std::move(coordinator)),
         log_(collective.rank(), host_name()) {}
 
-  void start_watchdog(double deadline_seconds) {
-    Watchdog::Options options;
-    options.rank = collective_.rank();
-    options.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_seconds * 1000));
-    watchdog_.emplace(options);
-  }
-
   void progress(Phase phase) {
-    if (watchdog_) watchdog_->progress(epoch_, attempt_, phase);
+    if (watchdog_) watchdog_->board().enter(epoch_, attempt_, phase);
   }
 
   void begin() {
@@ -94,6 +117,7 @@ class StepGuard::Impl {
   const std::uint64_t policy_hash_;
   const std::uint64_t coefficient_;                  // of this rank in the agreement lane
   const std::unique_ptr<Coordinator> coordinator_;  // on rank 0 only
+  std::string topology_map_;                        // on rank 0 only
 
   std::uint64_t epoch_ = kFirstEpoch;
   std::uint64_t attempt_ = 0;
@@ -102,7 +126,7 @@ class StepGuard::Impl {
   bool applied_ = false;  // the running attempt was decided APPLY
   AttemptLog log_;
   BufferSnapshot snapshot_;
-  std::optional<Watchdog> watchdog_;  // last: its thread ends first
+  std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
 
  private:
   std::uint64_t agreement_lane() const {
@@ -121,7 +145,10 @@ class StepGuard::Impl {
       return failed({StatusCode::kRankMissing, "a rank did not take part in the attempt"});
     }
     std::vector<Bytes> reports;
-    if (Status s = collective_.gather(log_.report(verdict), &reports); !s.ok()) return failed(s);
+    // A disagreement is told from what every rank claims; those reports are a few words each.
+    const bool from_all = verdict.kind == Verdict::Kind::kDisagree;
+    const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
+    if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return failed(s);
     Bytes message;
     if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
     if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
@@ -152,13 +179,24 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options, st
   Policy policy;
   std::unique_ptr<Coordinator> coordinator;
   Status status = parse_policy(options.policy, &policy);
+  if (status.ok() && options.expected_ranks != 0 && options.expected_ranks != collective.size()) {
+    status = {StatusCode::kRanksDisagree, std::to_string(options.expected_ranks) + " ranks are expected, but " +
+                                              std::to_string(collective.size()) + " take part"};
+  }
   if (status.ok() && collective.rank() == 0) {
     status = Coordinator::create(policy, options.run_dir, &coordinator);
   }
   if (Status s = agree_on_status(collective, status); !s.ok()) return s;
   auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
-  if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, collective.size());
-  if (options.watchdog) impl->start_watchdog(policy.attempt_deadline_seconds());
+  if (options.watchdog) {
+    if (Status s = start_watchdog(collective, policy, options.run_dir, &impl->watchdog_); !s.ok()) return s;
+  }
+  Topology topology;
+  RankPlacement placement = detect_placement(collective.rank());
+  placement.axes = options.axes;
+  if (Status s = gather_topology(collective, std::move(placement), &topology); !s.ok()) return s;
+  impl->topology_map_ = topology.map();
+  if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, std::move(topology));
   out->reset(new StepGuard(std::move(impl)));
   return Status();
 }
@@ -202,6 +240,10 @@ void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSl
   }
 }
 
+Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout, int replica_group) {
+  return holdfast::agree_on_layout(impl_->collective_, layout, replica_group);
+}
+
 void StepGuard::observe_loss(double loss) {
   impl_->log_.add_loss(loss);
   impl_->observe(Stage::kLoss, "loss", TensorView::of(std::span<const double>(&loss, 1)), 0);
@@ -216,10 +258,10 @@ void StepGuard::finish() { impl_->finish(); }
 Decision StepGuard::close() { return impl_->close(); }
 
 void StepGuard::pause_watchdog() {
-  if (impl_->watchdog_) impl_->watchdog_->pause();
+  if (impl_->watchdog_) impl_->watchdog_->board().pause();
 }
 void StepGuard::resume_watchdog() {
-  if (impl_->watchdog_) impl_->watchdog_->resume();
+  if (impl_->watchdog_) impl_->watchdog_->board().resume();
 }
 
 std::uint64_t StepGuard::epoch() const { return impl_->epoch_; }
@@ -227,5 +269,6 @@ std::uint64_t StepGuard::attempt() const { return impl_->attempt_; }
 std::uint64_t StepGuard::updates() const { return impl_->updates_; }
 std::uint64_t StepGuard::skips() const { return impl_->skips_; }
 const std::string& StepGuard::policy_text() const { return impl_->policy_text_; }
+const std::string& StepGuard::topology_map() const { return impl_->topology_map_; }
 
 }  // namespace holdfast

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <ctime>
 #include <map>
 
@@ -32,7 +33,22 @@ std::string default_run_dir() {
   return std::string(text) + "-" + std::to_string(getpid());
 }
 
+bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts) {
+  int used = 0;
+  unsigned long long count = 0;
+  if (std::sscanf(text.c_str(), "%d=%llu%n", rank, &count, &used) != 2) return false;
+  *attempts = count;
+  return static_cast<std::size_t>(used) == text.size() && *rank >= 0 && count > 0;
+}
+
 Status check(const Options& options) {
+  for (const std::string& text : options.uneven_data) {
+    int rank = 0;
+    std::uint64_t attempts = 0;
+    if (!parse_data_end(text, &rank, &attempts)) {
+      return Status::usage("--data-ends " + text + ": not RANK=ATTEMPTS, at least one attempt");
+    }
+  }
   if (options.data.size() != 1) {
     return Status::usage("--data: workload fashion-mnist takes one folder, not " +
                          std::to_string(options.data.size()));
@@ -47,6 +63,16 @@ Status check(const Options& options) {
 }
 
 }  // namespace
+
+std::uint64_t Options::data_ends(int rank) const {
+  std::uint64_t ends = 0;
+  for (const std::string& text : uneven_data) {
+    int of_rank = 0;
+    std::uint64_t attempts = 0;
+    if (parse_data_end(text, &of_rank, &attempts) && of_rank == rank) ends = attempts;
+  }
+  return ends;
+}
 
 Status parse_options(int argc, const char* const* argv, Options* options, std::string* help) {
   CLI::App app(
@@ -95,6 +121,10 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--policy", options->policy_file, "Policy, textproto or JSON (fields: coord/policy.proto)");
   app.add_option("--run-dir", options->run_dir, "Folder for the record of this run (default: runs/TIME-PID)");
 
+  app.add_option("--expect-ranks", options->expected_ranks, "Refuse any other number of ranks (exit code 83)")
+      ->check(not_negative);
+  app.add_option("--data-ends", options->uneven_data,
+                 "RANK=ATTEMPTS: this rank has batches for so many attempts only; may be repeated");
   app.add_option("--inject", options->faults, "Put in a fault, see below; may be repeated");
   app.add_option("--omit-update", options->omitted_updates,
                  "Train through this attempt without applying its update: the reference for a skip; may be "

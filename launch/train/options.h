@@ -23,6 +23,8 @@ struct Options {
   Schedule schedule;
   double clip = 5.0;  // global gradient norm; 0 turns clipping off
   float ema_decay = 0.99f;
+  int expected_ranks = 0;          // 0 takes any number
+  std::vector<std::string> uneven_data;  // unparsed RANK=ATTEMPTS
   std::string policy_file;
   std::string run_dir;
   bool guard = true;
@@ -32,6 +34,9 @@ struct Options {
   bool print_rates = false;
   std::int64_t evaluate = -1;  // test samples at the end; -1 for all
   Progress::Mode progress = Progress::Mode::kAuto;
+
+  // For how many attempts this rank has batches; 0 for as many as are asked for.
+  std::uint64_t data_ends(int rank) const;
 };
 
 // Fills `options`. When `help` is not empty afterwards it is to be printed and nothing to be done. USAGE,

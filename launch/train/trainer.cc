@@ -34,6 +34,7 @@ class Trainer {
         sampler_(options.seed, workload.training_samples(), rank(), collective.size(), options.batch,
                  options.accumulate),
         optimizer_(make_optimizer(options.optimizer, workload.parameters().size())),
+        data_ends_(options.data_ends(rank())),
         progress_(options.steps, rank() == 0 ? options.progress : Progress::Mode::kOff) {
     share_from_rank_0(workload_.parameters().data(), workload_.parameters().size_bytes());
     ema_.assign(workload_.parameters().begin(), workload_.parameters().end());
@@ -42,9 +43,10 @@ class Trainer {
   }
 
   Ending run() {
-    while (attempt_ < options_.steps) {
+    for (bool data_left = true; data_left && attempt_ < options_.steps;) {
       const Decision decision = one_attempt();
       if (decision.ends_run()) return abandon(decision);
+      data_left = !decision.last_attempt_with_data;
     }
     progress_.finish();
     if (guard_ != nullptr) {
@@ -83,7 +85,10 @@ class Trainer {
   }
 
   void begin() {
-    if (guard_ != nullptr) guard_->begin();
+    if (guard_ != nullptr) {
+      guard_->begin();
+      if (data_ends_ > 0 && attempt_ + 1 >= data_ends_) guard_->no_next_batch();
+    }
     if (omitted()) buffers_before_ = packed_buffers();
     std::ranges::fill(workload_.gradients(), 0.0f);
     loss_ = 0.0;
@@ -180,6 +185,9 @@ class Trainer {
     if (decision.action == Action::kSkip) {
       ++skips_;
       progress_.note(fmt::format("attempt {} skipped by all ranks: {}", attempt_, decision.reason));
+    }
+    if (decision.last_attempt_with_data && attempt_ + 1 < options_.steps) {
+      progress_.note(fmt::format("a rank has no more data: all ranks stop after attempt {}", attempt_));
     }
     progress_.report(attempt_, updates_, skips_, loss_, gradient_norm_);
     ++attempt_;
@@ -303,6 +311,7 @@ class Trainer {
   const FaultInjector faults_;
   Sampler sampler_;
   const std::unique_ptr<Optimizer> optimizer_;
+  const std::uint64_t data_ends_;  // this rank has batches for so many attempts; 0 for ever
   Progress progress_;
 
   std::vector<float> ema_;
@@ -370,7 +379,7 @@ void print_start(const Options& options, int world_size, const StepGuard* guard)
     fmt::print("guard: OFF, a non-finite value will reach the weights\n");
     return;
   }
-  fmt::print("run folder: {}\npolicy:\n{}", options.run_dir, guard->policy_text());
+  fmt::print("{}run folder: {}\npolicy:\n{}", guard->topology_map(), options.run_dir, guard->policy_text());
 }
 
 Ending refuse(const Status& status, int rank) {
@@ -387,10 +396,16 @@ Ending train(const Options& options, const Status& parsed, MPI_Comm communicator
 
   std::unique_ptr<StepGuard> guard;
   if (options.guard) {
-    const GuardOptions guard_options{prepared.policy, options.run_dir};
+    GuardOptions guard_options;
+    guard_options.policy = prepared.policy;
+    guard_options.run_dir = options.run_dir;
+    guard_options.expected_ranks = options.expected_ranks;
     if (Status s = StepGuard::create(collective, guard_options, &guard); !s.ok()) {
       return refuse(s, collective.rank());
     }
+  }
+  if (guard) {
+    if (Status s = guard->agree_on_layout(prepared.workload->layout()); !s.ok()) return refuse(s, collective.rank());
   }
   if (collective.rank() == 0) print_start(options, collective.size(), guard.get());
   Trainer trainer(options, communicator, collective, *prepared.workload, prepared.faults, guard.get());

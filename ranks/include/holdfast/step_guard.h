@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,6 +34,8 @@ namespace holdfast {
 struct GuardOptions {
   std::string policy;         // textproto or JSON; the same on every rank; empty for the defaults
   std::string run_dir;        // where rank 0 keeps the record of the run; empty for none
+  int expected_ranks = 0;     // when not 0, any other number of ranks is refused (exit code 83)
+  std::map<std::string, int> axes;  // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
   bool watchdog = true;       // end this process when an attempt makes no progress, see Policy
 };
 
@@ -54,6 +57,11 @@ class StepGuard {
   ~StepGuard();
   StepGuard(const StepGuard&) = delete;
   StepGuard& operator=(const StepGuard&) = delete;
+
+  // Collective, once before the first attempt: ranks of the same replica group hold the same tensors, so their
+  // layouts must be equal in names, offsets and sizes. RANKS_DISAGREE on every rank otherwise, naming the
+  // minority. With model parallelism, ranks that hold different layers are in different groups.
+  Status agree_on_layout(std::span<const BucketSlice> layout, int replica_group = 0);
 
   // Buffers that forward mutates (BatchNorm statistics): `bytes` at `data` are copied at each begin() and put
   // back unless the attempt is applied. The memory must stay where it is for the guard's life.
@@ -143,6 +151,7 @@ class StepGuard {
   std::uint64_t updates() const;  // applied so far
   std::uint64_t skips() const;    // of this run so far, the same on every rank
   const std::string& policy_text() const;  // the effective policy, every field shown
+  const std::string& topology_map() const;  // hosts and their ranks, for people; on rank 0 only
 
  private:
   class Impl;

@@ -52,6 +52,8 @@ struct Agreement {
   std::uint64_t epoch = 0;        // grows at every start, restore and rollback
   std::uint64_t attempt = 0;      // numbered by data position, from 0
   std::uint64_t policy_hash = 0;  // of the effective policy
+
+  bool operator==(const Agreement&) const = default;
 };
 
 // The part that a rank adds to the agreement lane: c_r * h mod 2^64, where h is a 64-bit hash of the protocol

@@ -1,66 +1,64 @@
-// Ends this process when its attempts stop making progress, so that a hang is never for ever.
+// Ends this process when its attempts stop making progress, together with the others', so that a hang is never
+// for ever and the ones to blame are named.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <cstdint>
-#include <mutex>
-#include <string_view>
-#include <thread>
+#include <functional>
+#include <memory>
 
+#include "holdfast/collectives/collective.h"
+#include "holdfast/collectives/departure.h"
+#include "holdfast/collectives/progress_board.h"
 #include "holdfast/collectives/status.h"
 
 namespace holdfast {
 
-// Where an attempt stands on this rank.
-enum class Phase : std::uint8_t { kOutside, kBegin, kObserve, kDecide, kUpdate };
-std::string_view phase_name(Phase phase);  // "outside", "begin", ...
-
 // A thread that wakes at every tick and looks whether the attempt moved. Hangs are mostly met inside the
-// trainer's own collectives, where the main thread sits in MPI and nothing can be returned to it: at the
-// deadline the watchdog writes one line to stderr, which says where the attempt stood, and ends the process
-// with _exit(84). It never calls MPI.
+// trainer's own collectives, where the main thread sits in MPI and nothing can be returned to it: so at the
+// deadline it is this thread that ends the process, with _exit(84). It never calls MPI.
 //
-// It counts its own ticks, not wall-clock time: a machine that was suspended for an hour has seen one tick.
+// The watchdogs of a job are connected, each to rank 0 and to a deputy on another host where there is one. A
+// rank that dies is known at once, from its closed connection. When a rank has stood still for its deadline,
+// rank 0 asks all of them where they stand, and makes out who is missing: see Lookout. It puts that on record,
+// tells the others, and all leave. The deputy does it when rank 0 is the one missing; a rank that reaches
+// neither leaves by itself. When all are slow and nobody is missing, rank 0 warns, and waits.
+//
+// On a clean run the training thread makes a few relaxed stores a call, and each watchdog sends some 30 bytes a
+// second.
 class Watchdog {
  public:
   struct Options {
-    int rank = 0;
-    std::chrono::milliseconds deadline = std::chrono::minutes(5);  // without progress; rounded up to ticks
-    std::chrono::milliseconds tick = std::chrono::milliseconds(100);
+    std::chrono::milliseconds tick{100};
+    // Without progress for so long a rank is overdue. Zero: 20 times the median attempt of this run, but at
+    // least `floor`, and 5 times `floor` until 8 attempts were seen.
+    std::chrono::milliseconds deadline{0};
+    std::chrono::milliseconds floor{std::chrono::minutes(1)};
+    // False: each rank knows only of itself.
+    bool side_channel = true;
+    // Called on the watchdog's thread of the reporting rank, before anybody leaves, and given two seconds:
+    // puts the departure on record.
+    std::function<void(const Departure&)> record;
   };
 
-  explicit Watchdog(const Options& options);
-  ~Watchdog();  // stops the thread
+  // Collective. Connects the watchdogs (unless the job is one rank, or `side_channel` is false) and starts
+  // them. USAGE on every rank when one cannot connect. The job's secret goes over `collective`.
+  static Status create(Collective& collective, const Options& options, std::unique_ptr<Watchdog>* out);
+
+  // Of one rank that knows only of itself.
+  Watchdog(int rank, const Options& options);
+
+  // Says goodbye and stops the thread. Not collective.
+  ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Called by the training thread whenever it gets somewhere. A few relaxed stores, no system call.
-  void progress(std::uint64_t epoch, std::uint64_t attempt, Phase phase);
-
-  // Between pause() and resume() no tick counts: a long evaluation, a debugger. Calls nest.
-  void pause();
-  void resume();
+  // Where the training thread says how far it is.
+  ProgressBoard& board();
 
  private:
-  void watch();
-  [[noreturn]] void expire() const;
-
-  const Options options_;
-
-  // Written by the training thread only, read by the watchdog's.
-  std::atomic<std::uint64_t> beats_{0};
-  std::atomic<std::uint64_t> epoch_{0};
-  std::atomic<std::uint64_t> attempt_{0};
-  std::atomic<Phase> phase_{Phase::kOutside};
-  std::atomic<int> pauses_{0};
-
-  std::mutex mutex_;
-  std::condition_variable stop_changed_;
-  bool stop_ = false;  // guarded by mutex_
-
-  std::thread thread_;  // last: it uses all of the above
+  class Impl;
+  explicit Watchdog(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace holdfast

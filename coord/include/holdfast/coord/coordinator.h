@@ -5,11 +5,13 @@
 #include <memory>
 #include <string>
 
+#include "holdfast/collectives/topology.h"
 #include "holdfast/coord/budget.h"
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/event_log.h"
 #include "holdfast/coord/incident.h"
 #include "holdfast/coord/run_folder.h"
+#include "holdfast/coord/suspects.h"
 
 namespace holdfast {
 
@@ -22,7 +24,7 @@ class Coordinator {
   static Status create(const Policy& policy, const std::string& run_dir, std::unique_ptr<Coordinator>* out);
   ~Coordinator();
 
-  void run_started(std::uint64_t epoch, int world_size);
+  void run_started(std::uint64_t epoch, Topology topology);
   void run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates);
 
   // Each clean attempt.
@@ -35,9 +37,14 @@ class Coordinator {
  private:
   explicit Coordinator(const Policy& policy);
   void record(const std::string& name, nlohmann::ordered_json fields);
+  std::vector<std::string> origin_devices(const Incident& incident) const;
+  nlohmann::ordered_json origin_json(const Origin& origin) const;
+  nlohmann::ordered_json incident_json(const Incident& incident) const;
 
   const std::unique_ptr<const Policy> policy_;
   SkipBudget budget_;
+  Suspects suspects_;
+  Topology topology_;
   RunFolder folder_;
   EventLog events_;
   bool keeps_record_ = false;

@@ -1,0 +1,137 @@
+#include "lookout.h"
+
+#include <algorithm>
+
+namespace holdfast {
+
+Lookout::Lookout(RankIdentity self, std::vector<RankIdentity> peers, Options options)
+    : self_(std::move(self)), options_(options) {
+  for (RankIdentity& peer : peers) {
+    const int rank = peer.rank;
+    peers_[rank].who = std::move(peer);
+  }
+}
+
+void Lookout::answered(int rank, const Answer& answer) {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  peer.answered = true;
+  peer.ever_answered = true;
+  peer.last = answer;
+}
+
+void Lookout::closed(int rank) {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end() || found->second.state != Peer::State::kHere) return;
+  found->second.state = Peer::State::kClosed;
+  if (since_death_ < 0) since_death_ = 0;
+}
+
+void Lookout::goodbye(int rank) {
+  const auto found = peers_.find(rank);
+  if (found != peers_.end()) found->second.state = Peer::State::kSaidGoodbye;
+}
+
+Lookout::Move Lookout::tick(const Answer& own) {
+  if (since_death_ >= 0 && !speaker_is_connected()) {
+    // The dead are known; the question is only where the others were.
+    if (since_death_++ == 0) return ask();
+    return since_death_ > options_.death_ticks ? leave(own) : Move::kNothing;
+  }
+  if (asked_ >= 0) {
+    ++asked_;
+    return asked_ >= options_.answer_ticks || all_answered() ? conclude(own) : Move::kNothing;
+  }
+  return suspected_ ? ask() : Move::kNothing;
+}
+
+Lookout::Move Lookout::ask() {
+  for (auto& [rank, peer] : peers_) peer.answered = false;
+  suspected_ = false;
+  asked_ = 0;
+  return Move::kAsk;
+}
+
+bool Lookout::speaker_is_connected() const {
+  const auto found = peers_.find(options_.defers_to);
+  return found != peers_.end() && found->second.state == Peer::State::kHere;
+}
+
+bool Lookout::all_answered() const {
+  return std::all_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+    return entry.second.answered || entry.second.state != Peer::State::kHere;
+  });
+}
+
+Lookout::Move Lookout::conclude(const Answer& own) {
+  asked_ = -1;
+  suspected_ = false;  // whoever still stands still says so again
+  if (speaker_is_connected() && peers_.at(options_.defers_to).answered) return Move::kNothing;
+  Place front = own.place;
+  std::uint32_t least_missed = own.deadlines_missed;
+  for (const auto& [rank, peer] : peers_) {
+    if (!peer.answered) continue;
+    if (front.behind(peer.last.place)) front = peer.last.place;
+    least_missed = std::min(least_missed, peer.last.deadlines_missed);
+  }
+
+  bool someone_slow = own.place.behind(front) && own.deadlines_missed == 0;
+  bool someone_paused = own.paused;
+  bool someone_missing = own.place.behind(front) && own.deadlines_missed > 0;
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.state == Peer::State::kSaidGoodbye || !peer.answered) {
+      someone_missing = true;
+    } else if (peer.last.paused) {
+      someone_paused = true;
+    } else if (peer.last.place.behind(front)) {
+      (peer.last.deadlines_missed > 0 ? someone_missing : someone_slow) = true;
+    }
+  }
+  // Others wait for whoever is paused, and may look stuck meanwhile.
+  if (someone_paused) return Move::kNothing;
+  if (someone_missing) return leave(own);
+  if (someone_slow || least_missed == 0) return Move::kNothing;
+  return least_missed >= kPatience ? leave(own) : Move::kWarn;
+}
+
+MissingRank Lookout::missing(const Peer& peer, Absence absence) const {
+  MissingRank rank{peer.who, absence, std::nullopt};
+  if (peer.ever_answered) rank.last_seen = peer.last.place;
+  return rank;
+}
+
+Lookout::Move Lookout::leave(const Answer& own) {
+  Place front = own.place;
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.answered && front.behind(peer.last.place)) front = peer.last.place;
+  }
+  departure_ = Departure();
+  departure_.reported_by = self_.rank;
+  const bool deaths = since_death_ >= 0;
+  const auto sort_in = [&](const RankIdentity& who, const Answer& answer) {
+    if (!deaths && answer.place.behind(front) && answer.deadlines_missed > 0) {
+      departure_.missing.push_back({who, Absence::kStuck, answer.place});
+    } else {
+      departure_.survivors.push_back({who, answer.place});
+    }
+  };
+  sort_in(self_, own);
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.state == Peer::State::kClosed) {
+      departure_.missing.push_back(missing(peer, Absence::kDied));
+    } else if (peer.state == Peer::State::kSaidGoodbye) {
+      if (!deaths) departure_.missing.push_back(missing(peer, Absence::kLeft));
+    } else if (!peer.answered) {
+      if (!deaths) departure_.missing.push_back(missing(peer, Absence::kSilent));
+    } else {
+      sort_in(peer.who, peer.last);
+    }
+  }
+  const auto by_rank = [](const auto& a, const auto& b) { return a.who.rank < b.who.rank; };
+  std::ranges::sort(departure_.missing, by_rank);
+  std::ranges::sort(departure_.survivors, by_rank);
+  return Move::kLeave;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,75 @@
+// Who is missing: the reasoning of rank 0 and of its deputy, without sockets, threads or clocks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "holdfast/collectives/departure.h"
+
+namespace holdfast {
+
+// What a rank's watchdog says of its rank when asked.
+struct Answer {
+  Place place;
+  bool paused = false;
+  std::uint32_t deadlines_missed = 0;  // how many times its deadline it has stood still, rounded down
+};
+
+// Fed with what comes in from the ranks and once with each tick; says when to ask and when to leave.
+//
+// A rank that has stood still for its deadline raises a suspicion: that may be the stuck rank itself or one
+// that waits for it. All are asked where they stand. Who does not answer in time is silent. Who answers from a
+// place behind the others' and is overdue is stuck. When nobody is either, one is merely slow, or all are: that
+// is a warning, and only after kPatience deadlines at one and the same place everybody leaves.
+class Lookout {
+ public:
+  struct Options {
+    std::int64_t answer_ticks = 10;  // a rank has so long to answer
+    std::int64_t death_ticks = 3;    // from the first closed connection to leaving: several may close together,
+                                     // and mpirun must see the one that died first
+    int defers_to = -1;              // the deputy: says nothing while this rank is there to say it
+  };
+  static constexpr std::uint32_t kPatience = 10;
+
+  enum class Move { kNothing, kAsk, kWarn, kLeave };
+
+  // `peers`: every rank of the job but this one.
+  Lookout(RankIdentity self, std::vector<RankIdentity> peers, Options options);
+
+  void suspect() { suspected_ = true; }
+  void answered(int rank, const Answer& answer);
+  void closed(int rank);    // without goodbye
+  void goodbye(int rank);   // it is done and will close
+
+  // Once a tick, with this rank's own answer. kAsk: ask all peers. kLeave: tell all, leave; departure() says why.
+  Move tick(const Answer& own);
+
+  const Departure& departure() const { return departure_; }
+
+ private:
+  struct Peer {
+    RankIdentity who;
+    enum class State { kHere, kClosed, kSaidGoodbye } state = State::kHere;
+    bool answered = false;  // the running inquiry
+    Answer last;
+    bool ever_answered = false;
+  };
+
+  Move ask();
+  Move conclude(const Answer& own);
+  Move leave(const Answer& own);
+  MissingRank missing(const Peer& peer, Absence absence) const;
+  bool all_answered() const;
+  bool speaker_is_connected() const;
+
+  const RankIdentity self_;
+  const Options options_;
+  std::map<int, Peer> peers_;  // by rank
+  bool suspected_ = false;
+  std::int64_t asked_ = -1;       // ticks since the running inquiry began; -1 when there is none
+  std::int64_t since_death_ = -1;  // ticks since the first closed connection
+  Departure departure_;
+};
+
+}  // namespace holdfast

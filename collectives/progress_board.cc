@@ -1,0 +1,17 @@
+#include "holdfast/collectives/progress_board.h"
+
+#include <array>
+#include <tuple>
+
+namespace holdfast {
+
+std::string_view phase_name(Phase phase) {
+  constexpr std::array<std::string_view, 5> kNames = {"outside", "begin", "observe", "decide", "update"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+bool Place::behind(const Place& other) const {
+  return std::tie(epoch, attempt, step) < std::tie(other.epoch, other.attempt, other.step);
+}
+
+}  // namespace holdfast

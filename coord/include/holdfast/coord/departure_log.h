@@ -1,0 +1,20 @@
+// RUN_DIR/departures.jsonl: who was missing when a job left with exit code 84.
+#pragma once
+
+#include <string>
+
+#include "holdfast/collectives/departure.h"
+#include "holdfast/collectives/status.h"
+
+namespace holdfast {
+
+// Appends one line. Called by the rank that reports, which need not be rank 0: the run folder has to be on a
+// file system that all hosts share for a deputy's or a lonely rank's line to be found with the rest.
+//
+//   {"event": "departure", "time", "reported_by", "alone",
+//    "missing": [{rank, host, pid, absence, epoch, attempt, phase}], "survivors": [{rank, host, pid, epoch, ...}]}
+//
+// epoch, attempt and phase are null for a rank that never said where it was.
+Status append_departure(const std::string& run_dir, const Departure& departure);
+
+}  // namespace holdfast

@@ -1,0 +1,32 @@
+// Whether one device is behind repeated incidents.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace holdfast {
+
+// Data that is bad makes any device fail; a device that is bad makes the same one fail again and again. This
+// counts, and says so; it does not prove: a rank whose data shard is bad looks the same, until another device
+// has computed the same batch.
+class Suspects {
+ public:
+  // A device is suspect once it alone was the origin of this many incidents, and of at least half of all that
+  // had a single origin.
+  explicit Suspects(std::uint64_t threshold) : threshold_(threshold) {}
+
+  // The devices on which an incident began, with repeats for ranks that share one. Several devices at once point
+  // at none of them.
+  void count(const std::vector<std::string>& devices);
+
+  bool is_suspect(const std::string& device) const;
+
+ private:
+  const std::uint64_t threshold_;
+  std::map<std::string, std::uint64_t> incidents_;  // by device
+  std::uint64_t single_origin_ = 0;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,21 @@
+#include "holdfast/coord/suspects.h"
+
+#include <algorithm>
+
+namespace holdfast {
+
+void Suspects::count(const std::vector<std::string>& devices) {
+  if (devices.empty() ||
+      !std::ranges::all_of(devices, [&](const std::string& device) { return device == devices.front(); })) {
+    return;
+  }
+  ++incidents_[devices.front()];
+  ++single_origin_;
+}
+
+bool Suspects::is_suspect(const std::string& device) const {
+  const auto found = incidents_.find(device);
+  return found != incidents_.end() && found->second >= threshold_ && 2 * found->second >= single_origin_;
+}
+
+}  // namespace holdfast

@@ -1,0 +1,73 @@
+#include "layout_agreement.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+namespace holdfast {
+namespace {
+
+// FNV-1a, 64 bits, over everything a layout is made of; the lengths of names keep neighbours apart.
+class LayoutHash {
+ public:
+  void add(std::string_view bytes) {
+    for (const char c : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  void add(std::int64_t number) {
+    for (int i = 0; i < 8; ++i) add(std::string(1, static_cast<char>(number >> (8 * i))));
+  }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+std::uint64_t hash_of(std::span<const BucketSlice> layout) {
+  LayoutHash hash;
+  for (const BucketSlice& slice : layout) {
+    hash.add(static_cast<std::int64_t>(slice.tensor.size()));
+    hash.add(slice.tensor);
+    hash.add(slice.offset);
+    hash.add(slice.count);
+  }
+  return hash.value();
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr std::size_t kMostNamed = 16;
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < kMostNamed; ++i) {
+    text += (i > 0 ? "," : "") + std::to_string(ranks[i]);
+  }
+  return ranks.size() > kMostNamed ? text + " and " + std::to_string(ranks.size() - kMostNamed) + " more" : text;
+}
+
+// On rank 0: claims[r] is "group hash" of rank r.
+Status compare(const std::vector<Bytes>& claims) {
+  std::map<std::string, std::map<std::string, std::vector<int>>> groups;  // group -> hash -> ranks
+  for (std::size_t r = 0; r < claims.size(); ++r) {
+    const auto space = claims[r].find(' ');
+    groups[claims[r].substr(0, space)][claims[r].substr(space + 1)].push_back(static_cast<int>(r));
+  }
+  for (const auto& [group, by_hash] : groups) {
+    if (by_hash.size() == 1) continue;
+    std::vector<std::vector<int>> camps;
+    for (const auto& [hash, ranks] : by_hash) camps.push_back(ranks);
+    std::ranges::stable_sort(camps, {}, &std::vector<int>::size);
+    std::string text = "ranks hold different tensors: rank " + ranks_text(camps.front());
+    for (std::size_t i = 1; i < camps.size(); ++i) text += " against rank " + ranks_text(camps[i]);
+    return {StatusCode::kRanksDisagree, text + " (replica group " + group + ")"};
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout, int replica_group) {
+  std::vector<Bytes> claims;
+  const Bytes mine = std::to_string(replica_group) + " " + std::to_string(hash_of(layout));
+  if (Status s = collective.gather(mine, &claims); !s.ok()) return s;
+  return agree_on_status(collective, collective.rank() == 0 ? compare(claims) : Status());
+}
+
+}  // namespace holdfast
