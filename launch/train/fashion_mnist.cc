@@ -92,7 +92,14 @@ class FashionMnist final : public Workload {
 
   std::span<float> output() override { return floats(output_); }
 
-  void compute_loss() override { loss_ = torch::nn::functional::cross_entropy(output_, target_); }
+  std::int64_t targets(std::span<const std::int64_t> sample_ids) const override {
+    return static_cast<std::int64_t>(sample_ids.size());
+  }
+  bool variable_targets() const override { return false; }
+
+  void compute_loss(double denominator) override {
+    loss_ = torch::nn::functional::cross_entropy(output_, target_, sum_of_losses()) / denominator;
+  }
   std::span<float, 1> loss() override { return std::span<float, 1>(loss_.data_ptr<float>(), 1); }
 
   void backward(float scale) override { loss_.backward(torch::full({}, scale)); }
@@ -105,8 +112,10 @@ class FashionMnist final : public Workload {
     for (std::int64_t from = begin; from < end; from += kBatch) {
       std::vector<std::int64_t> ids;
       for (std::int64_t id = from; id < std::min(from + kBatch, end); ++id) ids.push_back(id);
-      const torch::Tensor answers = net_->forward(pixels(test_, ids)).argmax(1);
-      score.correct += answers.eq(labels(test_, ids)).sum().item<std::int64_t>();
+      const torch::Tensor answers = net_->forward(pixels(test_, ids));
+      const torch::Tensor right = labels(test_, ids);
+      score.loss_sum += torch::nn::functional::cross_entropy(answers, right, sum_of_losses()).item<double>();
+      score.correct += answers.argmax(1).eq(right).sum().item<std::int64_t>();
       score.total += static_cast<std::int64_t>(ids.size());
     }
     return score;
@@ -143,6 +152,10 @@ class FashionMnist final : public Workload {
       tensor.set_data(values);
       tensor.mutable_grad() = home(gradients_);
     }
+  }
+
+  static torch::nn::functional::CrossEntropyFuncOptions sum_of_losses() {
+    return torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum);
   }
 
   static torch::Tensor pixels(const ImageDataset& set, std::span<const std::int64_t> ids) {

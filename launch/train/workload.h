@@ -18,8 +18,9 @@ struct MutableBuffer {
   std::size_t bytes = 0;
 };
 
-// Counts of correct answers that add over ranks.
+// Over held-out targets; adds over ranks.
 struct Score {
+  double loss_sum = 0;
   std::int64_t correct = 0;
   std::int64_t total = 0;
 };
@@ -40,6 +41,11 @@ class Workload {
 
   virtual std::int64_t training_samples() const = 0;
 
+  // Targets (images, tokens) in these samples: what a mean loss divides by. With variable_targets() false it is
+  // the same for every batch of the same size.
+  virtual std::int64_t targets(std::span<const std::int64_t> sample_ids) const = 0;
+  virtual bool variable_targets() const = 0;
+
   // Elements of input(), output() and the loss for a batch of this many samples.
   virtual std::int64_t input_elements(std::int64_t batch) const = 0;
   virtual std::int64_t output_elements(std::int64_t batch) const = 0;
@@ -49,13 +55,13 @@ class Workload {
   virtual std::span<float> input() = 0;
   virtual void forward() = 0;
   virtual std::span<float> output() = 0;
-  // Mean over the micro-batch.
-  virtual void compute_loss() = 0;
+  // The sum of the losses of the micro-batch's targets, divided by `denominator`.
+  virtual void compute_loss(double denominator) = 0;
   virtual std::span<float, 1> loss() = 0;
   // Adds `scale` times the loss's gradient to gradients().
   virtual void backward(float scale) = 0;
 
-  // Test samples [begin, end), with the statistics as they are.
+  // Held-out samples [begin, end), with the statistics as they are.
   virtual Score evaluate(std::int64_t begin, std::int64_t end) = 0;
   virtual std::int64_t test_samples() const = 0;
 
