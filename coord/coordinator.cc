@@ -208,7 +208,7 @@ Decision Coordinator::decide_and_count(const Incident& incident) {
 
 Decision Coordinator::handle(const Incident& incident) {
   const Decision decision = decide_and_count(incident);
-  suspects_.count(origin_devices(incident));
+  if (!is_calibration(*policy_, incident)) suspects_.count(origin_devices(incident));
 
   Json fields = incident_json(incident);
   fields["consecutive"] = budget_.consecutive();
