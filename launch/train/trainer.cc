@@ -12,6 +12,7 @@
 #include "train/prepare.h"
 #include "train/replica.h"
 #include "train/sampler.h"
+#include "train/stop_signals.h"
 
 namespace holdfast::train {
 namespace {
@@ -82,6 +83,7 @@ class Trainer {
   void begin() {
     if (guard_ != nullptr) {
       guard_->begin();
+      if (stop_requested()) guard_->request_stop();
       if (data_ends_ > 0 && attempt_ + 1 >= data_ends_) guard_->no_next_batch();
     }
     if (omitted()) buffers_before_ = replica_.packed_buffers();
@@ -424,6 +426,7 @@ Ending train(const Options& options, const Status& parsed, MPI_Comm communicator
     if (Status s = make_guard(options, prepared, collective, &guard); !s.ok()) return refuse(s, collective.rank());
   }
   if (collective.rank() == 0) print_start(options, collective.size(), guard.get());
+  if (guard) install_stop_signals();
   Trainer trainer(options, communicator, collective, prepared, guard.get());
   const Ending ending = trainer.run();
   guard.reset();  // an evaluation takes as long as it takes
