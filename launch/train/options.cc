@@ -129,7 +129,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
 
   double rate = 0;
   auto* rate_option =
-      app.add_option("--lr", rate, "Peak learning rate (default: 0.05 for sgd, 0.002 for adamw)");
+      app.add_option("--lr", rate, "Peak learning rate (default: sgd 0.05; adamw 0.002, for gpt 0.003)");
   rate_option->check(positive)->always_capture_default(false);
   app.add_option("--warmup", options->schedule.warmup_updates, "Updates of linear warm-up");
   const std::map<std::string, Schedule::Decay> decays = {{"none", Schedule::Decay::kNone},
@@ -177,11 +177,14 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   } catch (const CLI::ParseError& error) {
     return Status::usage(std::string(error.what()) + " (guarded_train --help explains each option)");
   }
-  options->schedule.peak = rate > 0 ? rate : (options->optimizer.name == "sgd" ? 0.05 : 0.002);
+  const bool gpt = options->workload == "gpt";
+  options->optimizer.name = !optimizer.empty() ? optimizer : gpt ? "adamw" : "sgd";
+  const double usual_rate = options->optimizer.name == "sgd" ? 0.05 : gpt ? 0.003 : 0.002;
+  options->schedule.peak = rate > 0 ? rate : usual_rate;
   options->schedule.decay = decays.at(decay);
   options->schedule.total_updates = options->steps;
   options->progress = modes.at(progress);
-  if (options->data.empty()) options->data = {options->workload == "gpt" ? kLicences : kFashionMnist};
+  if (options->data.empty()) options->data = {gpt ? kLicences : kFashionMnist};
   options->guard = guard == "on";
   if (options->run_dir.empty()) options->run_dir = default_run_dir();
   return check(*options);

@@ -109,15 +109,14 @@ class Trainer {
         set_natural_faults(m, false);
       }
     });
-    denominator_ = static_cast<double>(targets);
+    if (guard_ != nullptr) guard_->annotate("targets", targets);
     if (options_.local_denominator) {
-      if (guard_ != nullptr) guard_->annotate("targets", targets);
-      return;
-    }
-    if (workload_.variable_targets()) {
-      if (guard_ != nullptr) guard_->annotate("targets", targets);
+      denominator_ = static_cast<double>(targets);
+    } else if (workload_.variable_targets()) {
       MPI_Allreduce(MPI_IN_PLACE, &targets, 1, MPI_INT64_T, MPI_SUM, communicator_);
       denominator_ = static_cast<double>(targets) / collective_.size();
+    } else {
+      denominator_ = static_cast<double>(options_.batch * options_.accumulate);
     }
   }
 

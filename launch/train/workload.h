@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "holdfast/step_guard.h"
+#include "train/natural_fault.h"
 
 namespace holdfast::train {
 
@@ -64,6 +65,12 @@ class Workload {
   // Held-out samples [begin, end), with the statistics as they are.
   virtual Score evaluate(std::int64_t begin, std::int64_t end) = 0;
   virtual std::int64_t test_samples() const = 0;
+
+  // Natural faults that this workload can be set up with. set_fault() comes before targets() and load() of the
+  // micro-batch concerned, on the rank concerned, and turns the fault off after it. kDeadUnit changes
+  // parameters: it is set once, on every rank, before training, and stays.
+  virtual bool supports(NaturalFault fault) const = 0;
+  virtual void set_fault(NaturalFault fault, bool on) = 0;
 
   // The state of the random generator, as bytes.
   virtual std::string rng_state() const = 0;
