@@ -79,8 +79,9 @@ Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Inc
 }
 
 Decision on_failed_update(const Incident& incident) {
-  // Every replica wrote the same, so they still agree; but what they agree on is spoilt.
-  if (!incident.origins().empty()) {
+  // Where every replica wrote the same they still agree; but what they agree on is spoilt.
+  const bool on_all = incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
+  if (on_all && !incident.origins().empty()) {
     return abort_run(StatusCode::kNoCleanGeneration,
                      fmt::format("the optimizer wrote {} (check_update: AFTER): the state has to be rolled back, and "
                                  "there is no checkpoint to roll back to",

@@ -102,13 +102,12 @@ struct Transformer : torch::nn::Module {
         head(register_module(
             "head", torch::nn::Linear(torch::nn::LinearOptions(options.width, kBytes).bias(false)))) {
     for (std::int64_t i = 0; i < options.layers; ++i) blocks->push_back(std::make_shared<Block>(options));
-    initialise();
   }
 
   // As GPT-2: small normal weights, so that the first predictions are nearly uniform.
   void initialise() {
     torch::NoGradGuard no_grad;
-    for (const auto& module : modules(/*include_self=*/false)) {
+    for (const auto& module : modules()) {
       if (auto* linear = module->as<torch::nn::Linear>()) {
         linear->weight.normal_(0.0, 0.02);
         if (linear->bias.defined()) linear->bias.zero_();
@@ -222,10 +221,12 @@ class Gpt final : public Workload {
   std::string rng_state() const override { return torch_rng_state(); }
 
  private:
-  static std::unique_ptr<Transformer> make_net(std::uint64_t seed, const GptOptions& options) {
+  static std::shared_ptr<Transformer> make_net(std::uint64_t seed, const GptOptions& options) {
     use_one_thread();
     torch::manual_seed(seed);
-    return std::make_unique<Transformer>(options);
+    auto net = std::make_shared<Transformer>(options);
+    net->initialise();
+    return net;
   }
 
   Batch rows(const std::vector<TextWindow>& windows) const {
@@ -248,7 +249,7 @@ class Gpt final : public Workload {
 
   const TextDataset text_;
   const std::int64_t width_;
-  const std::unique_ptr<Transformer> net_;
+  const std::shared_ptr<Transformer> net_;
   FlatParameters flat_;
   NaturalFaults faults_;
   torch::Tensor targets_;

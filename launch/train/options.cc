@@ -116,8 +116,10 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
                "Each rank divides its loss by its own count of targets, and is 0/0 without any");
   app.add_option("--seed", options->seed, "Of weights, sample order and dropout");
 
-  app.add_option("--optimizer", options->optimizer.name, "sgd or adamw")
-      ->check(CLI::IsMember({"sgd", "adamw"}));
+  std::string optimizer;
+  app.add_option("--optimizer", optimizer, "sgd or adamw (default: sgd; for gpt adamw)")
+      ->check(CLI::IsMember({"sgd", "adamw"}))
+      ->always_capture_default(false);
   app.add_option("--momentum", options->optimizer.momentum, "sgd")->check(CLI::Range(0.0, 1.0));
   app.add_option("--eps", options->optimizer.eps, "adamw: added to the denominator")->check(not_negative);
   app.add_option("--weight-decay", options->optimizer.weight_decay, "sgd: L2; adamw: decoupled")

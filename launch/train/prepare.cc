@@ -40,9 +40,6 @@ Status check_natural_fault(const Options& options, const Workload& workload, int
   }
   if (spec.sum_overflow()) return world_size > 1 ? Status() : refuse("a sum takes at least two ranks");
   if (!workload.supports(*spec.fault)) return refuse("workload " + options.workload + " does not have this fault");
-  if (spec.fault == NaturalFault::kEmptyTargetMask && !options.local_denominator) {
-    return refuse("does no harm under the global denominator: add --local-denominator");
-  }
   if (spec.fault == NaturalFault::kDeadUnit && (options.optimizer.name != "adamw" || options.optimizer.eps != 0)) {
     return refuse("does no harm without --optimizer adamw --eps 0");
   }
