@@ -4,9 +4,9 @@
 
 namespace holdfast {
 
-void SkipBudget::count_skip() {
-  ++total_;
-  ++consecutive_;
+void SkipBudget::charge(std::uint64_t skips) {
+  total_ += skips;
+  consecutive_ += skips;
 }
 
 bool SkipBudget::allows_another(const Policy& policy) const {

@@ -74,6 +74,8 @@ Json Coordinator::origin_json(const Origin& origin) const {
                {"index", origin.finding.index}};
   put_counts(json, origin.counts);
   json["micro_batch"] = origin.finding.micro_batch;
+  json["facts"] = Json::object();
+  for (const Fact& fact : origin.facts) json["facts"][fact.name] = fact.value;
   if (const RankPlacement* place = topology_.find(origin.rank)) {
     json["device"] = place->device();
     json["hardware_suspect"] = suspects_.is_suspect(place->device());
@@ -89,6 +91,7 @@ Json Coordinator::incident_json(const Incident& incident) const {
   json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
   put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
   json["loss"] = loss_json(incident, origins);
+  if (incident.loss_scale) json["loss_scale"] = incident.loss_scale->scale;
   if (const RankView* view = incident.first_error()) {
     json["error"] = {{"rank", view->rank},
                      {"host", view->host},
@@ -115,6 +118,7 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
   Json fields = place(epoch, attempts, updates);
   fields["skips"] = budget_.total();
+  fields["calibration_skips"] = calibration_.total() + calibration_.pending();
   record("run_finished", std::move(fields));
 }
 
@@ -128,14 +132,88 @@ std::vector<std::string> Coordinator::origin_devices(const Incident& incident) c
   return devices;
 }
 
-Decision Coordinator::handle(const Incident& incident) {
+void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  budget_.count_update();
+  if (calibration_.pending() == 0) return;
+  Json fields = place(epoch, attempt, update);
+  fields["skips"] = calibration_.settle_as_calibration();
+  fields["total"] = calibration_.total();
+  record("calibrated", std::move(fields));
+}
+
+void Coordinator::charge_pending(const Incident& incident) {
+  if (calibration_.pending() == 0) return;
+  const std::uint64_t skips = calibration_.settle_as_charged();
+  budget_.charge(skips);
+  Json fields = place(incident.epoch, incident.attempt, incident.update);
+  fields["skips"] = skips;
+  fields["total"] = budget_.total();
+  record("calibration_charged", std::move(fields));
+}
+
+void Coordinator::watch_calibration_rate(const Incident& incident) {
+  const auto& rule = policy_->loss_scale();
+  const std::uint64_t skips = calibration_.in_window(incident.attempt, rule.window_attempts());
+  const bool above = skips > rule.max_calibration_skips();
+  if (above == calibration_alert_) return;
+  calibration_alert_ = above;
+  Json fields = place(incident.epoch, incident.attempt, incident.update);
+  fields["rule"] = "calibration_rate";
+  fields["skips"] = skips;
+  fields["window_attempts"] = rule.window_attempts();
+  fields["limit"] = rule.max_calibration_skips();
+  record(above ? "alert_raised" : "alert_cleared", std::move(fields));
+}
+
+void Coordinator::scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
+                                double to) {
+  Json fields = place(epoch, attempt, update);
+  fields["from"] = from;
+  fields["to"] = to;
+  record("scale_changed", std::move(fields));
+}
+
+void Coordinator::spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view name,
+                        double value, double threshold) {
+  Json fields = place(epoch, attempt, update);
+  fields["name"] = name;
+  fields["value"] = json_number(value);
+  fields["threshold"] = json_number(threshold);
+  record("spike", std::move(fields));
+}
+
+void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
+                           std::string_view tensor, double abs_max, double largest) {
+  Json fields = place(epoch, attempt, update);
+  fields["tensor"] = tensor;
+  fields["abs_max"] = json_number(abs_max);
+  fields["largest"] = json_number(largest);
+  record("headroom_low", std::move(fields));
+}
+
+Decision Coordinator::decide_and_count(const Incident& incident) {
+  const bool calibration = is_calibration(*policy_, incident);
+  if (!calibration) charge_pending(incident);
   const Decision decision = decide(*policy_, budget_, incident);
-  if (decision.action == Action::kSkip) budget_.count_skip();
-  suspects_.count(origin_devices(incident));
+  if (decision.action == Action::kSkip) {
+    if (calibration) {
+      calibration_.count_pending(incident.attempt);
+    } else {
+      budget_.count_skip();
+    }
+  }
+  watch_calibration_rate(incident);
+  return decision;
+}
+
+Decision Coordinator::handle(const Incident& incident) {
+  const Decision decision = decide_and_count(incident);
+  if (!is_calibration(*policy_, incident)) suspects_.count(origin_devices(incident));
 
   Json fields = incident_json(incident);
   fields["consecutive"] = budget_.consecutive();
   fields["total"] = budget_.total();
+  if (incident.loss_scale) fields["pending"] = calibration_.pending();
   fields["reason"] = decision.reason;
   if (decision.ends_run()) {
     fields["exit_code"] = decision.exit_code();

@@ -63,21 +63,51 @@ Decision on_error(const Policy& policy, const SkipBudget& budget, const Incident
 }
 
 Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
+  if (incident.loss_scale && incident.loss_scale->exhausted && incident.verdict.gradient_overflow()) {
+    return abort_run(StatusCode::kLossScaleExhausted,
+                     fmt::format("loss scale exhausted: still non-finite at the smallest scale, {}: {}",
+                                 incident.loss_scale->scale, incident.describe()));
+  }
+  if (is_calibration(policy, incident)) {
+    return {Action::kSkip, StatusCode::kOk, fmt::format("overflow at loss scale {}: {}",
+                                                        incident.loss_scale->scale, incident.describe())};
+  }
   if (policy.on_first() == Policy::ABORT && budget.total() == 0) {
     return abort_run(StatusCode::kBudgetExhausted, incident.describe() + " (on_first: ABORT)");
   }
   return skip_within_budget(policy, budget, incident);
 }
 
-Decision on_request(const Incident& incident) {
+Decision on_failed_update(const Incident& incident) {
+  // Where every replica wrote the same they still agree; but what they agree on is spoilt.
+  const bool on_all = incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
+  if (on_all && !incident.origins().empty()) {
+    return abort_run(StatusCode::kNoCleanGeneration,
+                     fmt::format("the optimizer wrote {} (check_update: AFTER): the state has to be rolled back, and "
+                                 "there is no checkpoint to roll back to",
+                                 incident.describe()));
+  }
+  return abort_run(StatusCode::kRanksDisagree,
+                   fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
+                               incident.verdict.sum.updates_failed(), incident.describe()));
+}
+
+Decision on_request(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
   const Record& sum = incident.verdict.sum;
   if (sum.requests(Request::kStop) != 0) {
     return {Action::kStop, StatusCode::kStoppedByOperator, "an orderly stop was asked for"};
   }
+  if (sum.requests(Request::kRuleFired) != 0) return skip_within_budget(policy, budget, incident);
   return abort_run(StatusCode::kInternal, "a rank made a request that this version cannot carry out");
 }
 
 }  // namespace
+
+bool is_calibration(const Policy& policy, const Incident& incident) {
+  if (!incident.loss_scale || incident.loss_scale->exhausted || !incident.verdict.gradient_overflow()) return false;
+  const BadCounts counts = incident.verdict.sum.bad(*incident.verdict.earliest_stage);
+  return counts.pos_inf != 0 || counts.neg_inf != 0 || policy.loss_scale().nan_is_calibration();
+}
 
 Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
   switch (incident.verdict.kind) {
@@ -86,13 +116,10 @@ Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& 
                        fmt::format("{} ranks took part in the attempt", incident.verdict.sum.participants()));
     case Verdict::Kind::kDisagree:
       return abort_run(StatusCode::kRanksDisagree, fmt::format("ranks disagree: {}", describe_disagreement(incident)));
-    case Verdict::Kind::kUpdateFailed:
-      return abort_run(StatusCode::kRanksDisagree,
-                       fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
-                                   incident.verdict.sum.updates_failed(), incident.describe()));
+    case Verdict::Kind::kUpdateFailed: return on_failed_update(incident);
     case Verdict::Kind::kError: return on_error(policy, budget, incident);
     case Verdict::Kind::kNonFinite: return on_non_finite(policy, budget, incident);
-    case Verdict::Kind::kRequested: return on_request(incident);
+    case Verdict::Kind::kRequested: return on_request(policy, budget, incident);
     case Verdict::Kind::kClean: break;
   }
   return abort_run(StatusCode::kInternal, "asked to decide on a clean attempt");

@@ -28,6 +28,11 @@ std::string encode_rank_view(const RankView& view) {
   report.set_epoch(view.agreement.epoch);
   report.set_attempt(view.agreement.attempt);
   report.set_policy_hash(view.agreement.policy_hash);
+  for (const Fact& fact : view.facts) {
+    FactMessage* message = report.add_facts();
+    message->set_name(fact.name);
+    message->set_value(fact.value);
+  }
   return report.SerializeAsString();
 }
 
@@ -51,21 +56,22 @@ bool decode_rank_view(const std::string& bytes, RankView* view) {
   view->has_loss = report.has_loss();
   if (view->has_loss) view->loss = report.loss();
   view->agreement = {report.epoch(), report.attempt(), report.policy_hash()};
+  for (const FactMessage& message : report.facts()) view->facts.push_back({message.name(), message.value()});
   return true;
 }
 
 std::vector<Origin> Incident::origins() const {
   std::vector<Origin> origins;
-  if (!verdict.earliest_stage) return origins;
+  const std::optional<Stage> at = stage();
   for (const RankView& view : views) {
     const Finding* first = nullptr;
     BadCounts counts;
     for (const Finding& finding : view.findings) {
-      if (finding.stage != *verdict.earliest_stage) continue;
+      if (finding.stage != at) continue;
       if (first == nullptr) first = &finding;
       counts += finding.counts;
     }
-    if (first != nullptr) origins.push_back({view.rank, view.host, *first, counts});
+    if (first != nullptr) origins.push_back({view.rank, view.host, *first, counts, view.facts});
   }
   return origins;
 }
@@ -78,17 +84,18 @@ const RankView* Incident::first_error() const {
 }
 
 std::optional<Stage> Incident::stage() const {
+  if (verdict.kind == Verdict::Kind::kUpdateFailed) return Stage::kOptimizer;
   if (verdict.earliest_stage) return verdict.earliest_stage;
   if (const RankView* view = first_error()) return view->error->stage;
   return std::nullopt;
 }
 
 std::string Incident::describe() const {
-  if (verdict.earliest_stage) {
-    const std::uint64_t total = verdict.sum.bad(*verdict.earliest_stage).total();
-    std::string text = fmt::format("{} non-finite value{} at {}", total, total == 1 ? "" : "s",
-                                   stage_name(*verdict.earliest_stage));
-    const std::vector<Origin> found = origins();
+  const std::vector<Origin> found = origins();
+  const std::uint64_t total = stage() ? verdict.sum.bad(*stage()).total() : 0;
+  if (total > 0) {
+    std::string text =
+        fmt::format("{} non-finite value{} at {}", total, total == 1 ? "" : "s", stage_name(*stage()));
     if (!found.empty()) {
       const Origin& first = found.front();
       text += fmt::format(", first on rank {} (host {}) in {}[{}]", first.rank, first.host, first.finding.tensor,
@@ -101,7 +108,7 @@ std::string Incident::describe() const {
     return fmt::format("exception on rank {} (host {}) at {}: {}", view->rank, view->host,
                        stage_name(view->error->stage), view->error->what);
   }
-  return "no rank reported what it saw";
+  return fired_rule.empty() ? "no rank reported what it saw" : fired_rule;
 }
 
 }  // namespace holdfast

@@ -1,14 +1,17 @@
 #include "holdfast/coord/policy.h"
 
+#include <fmt/format.h>
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 #include <xxhash.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 #include "holdfast/coord/policy.pb.h"
 
@@ -49,13 +52,18 @@ Status parse_textproto(const std::string& text, Policy* policy) {
 }
 
 // Sets every unset field to its declared default, so that the effective policy can be shown and hashed.
-void make_defaults_explicit(Policy* policy) {
+void make_defaults_explicit(google::protobuf::Message* policy) {
+  using Field = google::protobuf::FieldDescriptor;
   const auto* reflection = policy->GetReflection();
   const auto* descriptor = policy->GetDescriptor();
   for (int i = 0; i < descriptor->field_count(); ++i) {
-    const auto* field = descriptor->field(i);
-    if (field->is_repeated() || reflection->HasField(*policy, field)) continue;
-    using Field = google::protobuf::FieldDescriptor;
+    const Field* field = descriptor->field(i);
+    if (field->is_repeated()) continue;
+    if (field->cpp_type() == Field::CPPTYPE_MESSAGE) {
+      make_defaults_explicit(reflection->MutableMessage(policy, field));
+      continue;
+    }
+    if (reflection->HasField(*policy, field)) continue;
     switch (field->cpp_type()) {
       case Field::CPPTYPE_UINT64: reflection->SetUInt64(policy, field, field->default_value_uint64()); break;
       case Field::CPPTYPE_DOUBLE: reflection->SetDouble(policy, field, field->default_value_double()); break;
@@ -69,21 +77,51 @@ void make_defaults_explicit(Policy* policy) {
 
 constexpr double kDay = 24 * 3600;
 
-Status out_of_range(const char* field, double value, const char* range) {
-  return Status::usage(std::string("policy: ") + field + " is " + std::to_string(value) + "; it must be " + range +
-                       " and at most 86400");
+// A condition that a field must meet. The conditions are written so that NaN never meets one.
+struct Rule {
+  bool met;
+  std::string_view field;
+  double value;
+  std::string_view range;
+};
+
+bool is_power_of_two(double value) {
+  int exponent = 0;
+  return std::isfinite(value) && value > 0 && std::frexp(value, &exponent) == 0.5;
 }
 
-// The conditions are written so that NaN is refused too.
 Status check_ranges(const Policy& policy) {
   const double deadline = policy.attempt_deadline_seconds();
-  if (!(deadline >= 0 && deadline <= kDay)) {
-    return out_of_range("attempt_deadline_seconds", deadline, "at least 0 (automatic)");
-  }
   const double floor = policy.attempt_deadline_floor_seconds();
-  if (!(floor > 0 && floor <= kDay)) return out_of_range("attempt_deadline_floor_seconds", floor, "more than 0");
-  if (policy.suspect_after_incidents() == 0) {
-    return Status::usage("policy: suspect_after_incidents is 0; it must be at least 1");
+  const auto& scale = policy.loss_scale();
+  const auto& spike = policy.spike();
+  const double headroom = policy.headroom_warning();
+  const auto number = [](std::uint64_t value) { return static_cast<double>(value); };
+  constexpr std::string_view kScaleRange = "a power of two, smallest <= initial <= largest <= 2^24";
+  const Rule rules[] = {
+      {deadline >= 0 && deadline <= kDay, "attempt_deadline_seconds", deadline, "0 (automatic) to 86400"},
+      {floor > 0 && floor <= kDay, "attempt_deadline_floor_seconds", floor, "more than 0, at most 86400"},
+      {policy.suspect_after_incidents() > 0, "suspect_after_incidents", 0, "at least 1"},
+      {is_power_of_two(scale.smallest()), "loss_scale.smallest", scale.smallest(), kScaleRange},
+      {is_power_of_two(scale.initial()) && scale.initial() >= scale.smallest(), "loss_scale.initial",
+       scale.initial(), kScaleRange},
+      {is_power_of_two(scale.largest()) && scale.largest() >= scale.initial() && scale.largest() <= 0x1p24,
+       "loss_scale.largest", scale.largest(), kScaleRange},
+      {scale.growth_interval() > 0, "loss_scale.growth_interval", 0, "at least 1"},
+      {scale.hysteresis() > 0, "loss_scale.hysteresis", 0, "at least 1"},
+      {scale.window_attempts() > 0, "loss_scale.window_attempts", 0, "at least 1"},
+      {spike.least_attempts() >= 8 && spike.least_attempts() <= spike.window_attempts(), "spike.least_attempts",
+       number(spike.least_attempts()), "8 to window_attempts"},
+      {spike.window_attempts() <= 100'000, "spike.window_attempts", number(spike.window_attempts()),
+       "at most 100000"},
+      {spike.deviations() > 0 && std::isfinite(spike.deviations()), "spike.deviations", spike.deviations(),
+       "more than 0"},
+      {headroom > 0 && headroom <= 1, "headroom_warning", headroom, "more than 0, at most 1"},
+  };
+  for (const Rule& rule : rules) {
+    if (rule.met) continue;
+    return Status::usage(
+        fmt::format("policy: {} is {}; it must be {}", rule.field, rule.value, rule.range));
   }
   return Status();
 }

@@ -8,6 +8,9 @@ namespace {
 // Long enough for any message worth reading; short enough that thousands of ranks may send one.
 constexpr std::size_t kMaxTextBytes = 1024;
 
+// What is found in a reduced gradient, or in the update made from it, was made by no rank of its own.
+bool is_same_on_every_rank(Stage stage) { return stage == Stage::kReduction || stage == Stage::kOptimizer; }
+
 std::string clip(std::string_view text) { return std::string(text.substr(0, kMaxTextBytes)); }
 
 }  // namespace
@@ -21,8 +24,9 @@ void AttemptLog::clear(const Agreement& agreement) {
   record_ = Record();
   view_.findings.clear();
   view_.error.reset();
-  view_.loss = 0.0;
   view_.has_loss = false;
+  view_.facts.clear();
+  loss_sum_ = 0.0;
   losses_ = 0;
   view_.agreement = agreement;
   micro_batch_ = 0;
@@ -40,8 +44,9 @@ void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, s
 }
 
 void AttemptLog::add_loss(double loss) {
-  ++losses_;
-  view_.loss += (loss - view_.loss) / losses_;
+  // Not a running mean: the difference of two infinities would be NaN.
+  loss_sum_ += loss;
+  view_.loss = loss_sum_ / ++losses_;
   view_.has_loss = true;
 }
 
@@ -53,31 +58,48 @@ void AttemptLog::set_failed_update(std::string_view what) {
   if (!failed_update_) failed_update_ = {Stage::kOptimizer, clip(what)};
 }
 
+void AttemptLog::add_written(std::string_view tensor, const Probe& probe, std::int64_t offset) {
+  if (probe.finite()) return;
+  set_failed_update("non-finite values written");
+  written_counts_ += probe.bad;
+  if (written_.size() >= kMaxFindingsPerRank) return;
+  written_.push_back({Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad),
+                      probe.bad, 0});
+}
+
+void AttemptLog::annotate(std::string_view name, std::int64_t value) {
+  constexpr std::size_t kMostFacts = 32;
+  if (view_.facts.size() < kMostFacts) view_.facts.push_back({clip(name), value});
+}
+
 bool AttemptLog::bad_of_its_own_making() const {
   return has_error() || failed_update_ ||
          std::any_of(view_.findings.begin(), view_.findings.end(),
-                     [](const Finding& f) { return f.stage != Stage::kReduction; });
+                     [](const Finding& f) { return !is_same_on_every_rank(f.stage); });
 }
 
 Record AttemptLog::record(std::uint64_t agreement_lane) const {
   Record record = record_;
   if (has_error()) record.set_error();
-  if (failed_update_) record.set_update_failed();
+  if (failed_update_) {
+    record.set_update_failed();
+    record.add_bad(Stage::kOptimizer, written_counts_);
+  }
   if (bad_of_its_own_making()) record.mark_bad(view_.rank);
   record.set_participant(agreement_lane);
   return record;
 }
 
 std::string AttemptLog::report(const Verdict& verdict) const {
-  const bool saw_the_stage =
-      std::any_of(view_.findings.begin(), view_.findings.end(),
-                  [&](const Finding& f) { return f.stage == verdict.earliest_stage; });
-  const bool wanted = verdict.kind == Verdict::Kind::kDisagree || saw_the_stage || has_error() || failed_update_;
-  if (!wanted) return {};
   RankView view = view_;
-  if (failed_update_) view.error = failed_update_;
-  std::erase_if(view.findings, [&](const Finding& f) { return f.stage != verdict.earliest_stage; });
-  return encode_rank_view(view);
+  if (verdict.kind == Verdict::Kind::kUpdateFailed) {
+    view.findings = written_;
+    view.error = failed_update_;
+  } else {
+    std::erase_if(view.findings, [&](const Finding& f) { return f.stage != verdict.earliest_stage; });
+  }
+  const bool wanted = verdict.kind == Verdict::Kind::kDisagree || !view.findings.empty() || view.error;
+  return wanted ? encode_rank_view(view) : std::string();
 }
 
 }  // namespace holdfast

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "holdfast/collectives/record.h"
 #include "holdfast/coord/incident.h"
@@ -19,7 +20,10 @@ class AttemptLog {
   void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
   void add_loss(double loss);  // of one micro-batch; their mean is reported
   void set_error(Stage stage, std::string_view what);  // the first one counts
-  void set_failed_update(std::string_view what);       // survives clear()
+  // Both survive clear(): they belong to an update that was already applied.
+  void set_failed_update(std::string_view what);
+  void add_written(std::string_view tensor, const Probe& probe, std::int64_t offset);
+  void annotate(std::string_view name, std::int64_t value);
   void request(Request request) { record_.set_request(request); }
   void set_no_next_batch() { record_.set_no_next_batch(); }
 
@@ -37,8 +41,11 @@ class AttemptLog {
   Record record_;
   RankView view_;
   int micro_batch_ = 0;
+  double loss_sum_ = 0.0;
   int losses_ = 0;
   std::optional<LocalError> failed_update_;
+  std::vector<Finding> written_;  // non-finite values that the update wrote
+  BadCounts written_counts_;
 };
 
 }  // namespace holdfast

@@ -168,6 +168,16 @@ std::int64_t dtype_size(DType dtype) {
   return 0;
 }
 
+double dtype_largest(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64: return Format<DType::kFloat64>::value(Format<DType::kFloat64>::kInfinity - 1);
+    case DType::kFloat32: return Format<DType::kFloat32>::value(Format<DType::kFloat32>::kInfinity - 1);
+    case DType::kFloat16: return Format<DType::kFloat16>::value(Format<DType::kFloat16>::kInfinity - 1);
+    case DType::kBFloat16: return Format<DType::kBFloat16>::value(Format<DType::kBFloat16>::kInfinity - 1);
+  }
+  return 0;
+}
+
 TensorView TensorView::strided(const void* data, DType dtype, std::span<const std::int64_t> shape,
                                std::span<const std::int64_t> strides) {
   assert(shape.size() == strides.size());

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <optional>
+#include <set>
 
 #include "attempt_log.h"
 #include "buffer_snapshot.h"
@@ -16,6 +19,7 @@
 #include "holdfast/coord/coordinator.h"
 #include "holdfast/coord/departure_log.h"
 #include "holdfast/coord/policy.h"
+#include "holdfast/spike_detector.h"
 
 namespace holdfast {
 namespace {
@@ -70,7 +74,17 @@ class StepGuard::Impl {
         policy_hash_(holdfast::policy_hash(policy)),
         coefficient_(agreement_coefficient(collective.rank(), collective.size())),
         coordinator_(std::move(coordinator)),
+        checks_update_before_(policy.check_update() == Policy::BEFORE),
+        spike_options_{policy.spike().window_attempts(), policy.spike().least_attempts(),
+                       policy.spike().deviations()},
+        spikes_skip_(policy.spike().action() == Policy::Spike::SKIP),
+        headroom_part_(policy.headroom_warning()),
         log_(collective.rank(), host_name()) {}
+
+  void scale_loss(const Policy::LossScale& policy) {
+    scaler_.emplace(LossScaleOptions{policy.initial(), policy.largest(), policy.smallest(),
+                                     policy.growth_interval(), policy.hysteresis()});
+  }
 
   void progress(Phase phase) {
     if (watchdog_) watchdog_->board().enter(epoch_, attempt_, phase);
@@ -81,6 +95,8 @@ class StepGuard::Impl {
     log_.clear({epoch_, attempt_, policy_hash_});
     snapshot_.take();
     applied_ = false;
+    overflowed_ = false;
+    fired_rule_.clear();
   }
 
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset) {
@@ -100,9 +116,37 @@ class StepGuard::Impl {
   }
 
   void finish() {
+    if (scaler_) update_scale();
     if (applied_) ++updates_;
     ++attempt_;
     progress(Phase::kOutside);
+  }
+
+  bool watch(std::string_view name, double value) {
+    SpikeDetector& detector = detectors_.try_emplace(std::string(name), spike_options_).first->second;
+    const double threshold = detector.threshold();
+    if (!detector.add(value)) return false;
+    if (coordinator_) coordinator_->spike(epoch_, attempt_, updates_, name, value, threshold);
+    if (spikes_skip_) {
+      log_.request(Request::kRuleFired);
+      fired_rule_ = "spike of " + std::string(name) + ": " + std::to_string(value) + ", above " +
+                    std::to_string(threshold);
+    }
+    return true;
+  }
+
+  // Raised once, and again after it has been clear by a factor of two.
+  void watch_headroom(std::string_view tensor, DType dtype, double abs_max) {
+    const double part = abs_max / dtype_largest(dtype);
+    const auto raised = low_headroom_.find(tensor);
+    if (part > headroom_part_ && raised == low_headroom_.end()) {
+      low_headroom_.emplace(tensor);
+      if (coordinator_) {
+        coordinator_->headroom(epoch_, attempt_, updates_, tensor, abs_max, dtype_largest(dtype));
+      }
+    } else if (part < headroom_part_ / 2 && raised != low_headroom_.end()) {
+      low_headroom_.erase(raised);
+    }
   }
 
   Decision close() {
@@ -119,13 +163,23 @@ class StepGuard::Impl {
   const std::unique_ptr<Coordinator> coordinator_;  // on rank 0 only
   std::string topology_map_;                        // on rank 0 only
 
+  const bool checks_update_before_;
+  const SpikeOptions spike_options_;
+  const bool spikes_skip_;
+  const double headroom_part_;
+
   std::uint64_t epoch_ = kFirstEpoch;
   std::uint64_t attempt_ = 0;
   std::uint64_t updates_ = 0;
   std::uint64_t skips_ = 0;
   bool applied_ = false;  // the running attempt was decided APPLY
+  bool overflowed_ = false;  // the running attempt was skipped for a gradient overflow
+  std::string fired_rule_;   // by which this rank asks for the running attempt to be skipped
   AttemptLog log_;
   BufferSnapshot snapshot_;
+  std::optional<LossScaler> scaler_;
+  std::map<std::string, SpikeDetector, std::less<>> detectors_;
+  std::set<std::string, std::less<>> low_headroom_;  // tensors that were warned of
   std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
 
  private:
@@ -133,8 +187,17 @@ class StepGuard::Impl {
     return coefficient_ * agreement_hash({epoch_, attempt_, policy_hash_});
   }
 
+  void update_scale() {
+    const double before = scaler_->scale();
+    if (applied_) scaler_->on_clean_update();
+    if (overflowed_) scaler_->on_overflow();
+    if (coordinator_ && scaler_->scale() != before) {
+      coordinator_->scale_changed(epoch_, attempt_, updates_, before, scaler_->scale());
+    }
+  }
+
   Decision apply() {
-    if (coordinator_) coordinator_->update_applied();
+    if (coordinator_) coordinator_->update_applied(epoch_, attempt_, updates_);
     return {Action::kApply, StatusCode::kOk, {}};
   }
 
@@ -158,7 +221,8 @@ class StepGuard::Impl {
   }
 
   Incident incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
-    Incident incident{epoch_, attempt_, updates_, verdict, {}};
+    Incident incident{epoch_, attempt_, updates_, verdict, {}, {}, fired_rule_};
+    if (scaler_) incident.loss_scale = {scaler_->scale(), scaler_->exhausted_by_overflow()};
     for (const Bytes& bytes : reports) {
       RankView view;
       if (!bytes.empty() && decode_rank_view(bytes, &view)) incident.views.push_back(std::move(view));
@@ -169,7 +233,10 @@ class StepGuard::Impl {
   Decision end_attempt(Decision decision, const Verdict& verdict = {}) {
     decision.last_attempt_with_data = verdict.last_attempt_with_data;
     applied_ = decision.apply();
-    if (decision.action == Action::kSkip) ++skips_;
+    if (decision.action == Action::kSkip) {
+      ++skips_;
+      overflowed_ = verdict.gradient_overflow();
+    }
     if (!applied_) snapshot_.restore();
     return decision;
   }
@@ -188,6 +255,7 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options, st
   }
   if (Status s = agree_on_status(collective, status); !s.ok()) return s;
   auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
+  if (options.loss_scaling) impl->scale_loss(policy.loss_scale());
   if (options.watchdog) {
     if (Status s = start_watchdog(collective, policy, options.run_dir, &impl->watchdog_); !s.ok()) return s;
   }
@@ -211,8 +279,8 @@ void StepGuard::micro_batch(int index) { impl_->log_.micro_batch(index); }
 void StepGuard::report_error(Stage stage, std::string_view what) { impl_->log_.set_error(stage, what); }
 bool StepGuard::healthy() const { return !impl_->log_.has_error(); }
 
-Probe StepGuard::observe(Stage stage, std::string_view tensor, const TensorView& view) {
-  return impl_->observe(stage, tensor, view, 0);
+Probe StepGuard::observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset) {
+  return impl_->observe(stage, tensor, view, offset);
 }
 
 void StepGuard::observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout) {
@@ -221,7 +289,7 @@ void StepGuard::observe_bucket(Stage stage, const TensorView& bucket, std::span<
   }
 }
 
-void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSlice> layout) {
+std::vector<SharePiece> StepGuard::share(std::span<const BucketSlice> layout) const {
   std::int64_t total = 0;
   for (const BucketSlice& slice : layout) total += slice.count;
   const std::int64_t ranks = impl_->collective_.size();
@@ -229,15 +297,40 @@ void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSl
   // Elements [begin, end) of the tensors laid end to end, without padding.
   const std::int64_t begin = total / ranks * rank + std::min(rank, total % ranks);
   const std::int64_t end = begin + total / ranks + (rank < total % ranks ? 1 : 0);
+  std::vector<SharePiece> pieces;
   std::int64_t position = 0;
   for (const BucketSlice& slice : layout) {
     const std::int64_t from = std::max(begin, position) - position;
     const std::int64_t to = std::min(end, position + slice.count) - position;
-    if (from < to) {
-      impl_->observe(Stage::kReduction, slice.tensor, bucket.slice(slice.offset + from, to - from), from);
-    }
+    if (from < to) pieces.push_back({slice.tensor, slice.offset + from, from, to - from});
     position += slice.count;
   }
+  return pieces;
+}
+
+void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSlice> layout) {
+  for (const SharePiece& piece : share(layout)) {
+    impl_->observe(Stage::kReduction, piece.tensor, bucket.slice(piece.bucket_offset, piece.count), piece.begin);
+  }
+}
+
+bool StepGuard::checks_update_before() const { return impl_->checks_update_before_; }
+void StepGuard::observe_written(std::string_view tensor, const TensorView& view) {
+  impl_->log_.add_written(tensor, scan(view), 0);
+}
+
+void StepGuard::annotate(std::string_view name, std::int64_t value) { impl_->log_.annotate(name, value); }
+bool StepGuard::watch(std::string_view name, double value) { return impl_->watch(name, value); }
+void StepGuard::watch_headroom(std::string_view tensor, DType dtype, double abs_max) {
+  impl_->watch_headroom(tensor, dtype, abs_max);
+}
+
+double StepGuard::loss_scale() const { return impl_->scaler_ ? impl_->scaler_->scale() : 1.0; }
+LossScaler::State StepGuard::loss_scale_state() const {
+  return impl_->scaler_ ? impl_->scaler_->state() : LossScaler::State();
+}
+void StepGuard::restore_loss_scale(const LossScaler::State& state) {
+  if (impl_->scaler_) impl_->scaler_->restore(state);
 }
 
 Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout, int replica_group) {

@@ -1,20 +1,19 @@
 #include "train/fashion_mnist.h"
 
-#include <dlfcn.h>
-#include <torch/torch.h>
-
-#include <cstring>
+#include <algorithm>
 
 #include "train/idx_dataset.h"
+#include "train/text_dataset.h"
+#include "train/torch_support.h"
 
 namespace holdfast::train {
 namespace {
 
 constexpr int kClasses = 10;
-constexpr std::int64_t kAlignment = 16;  // tensors begin at 64-byte boundaries of the flat arrays
 // Mean and deviation of the training pixels, scaled to 0..1.
 constexpr float kPixelMean = 0.2860f;
 constexpr float kPixelDeviation = 0.3530f;
+constexpr float kPixelScale = 255.0f;
 
 struct Net : torch::nn::Module {
   Net()
@@ -29,10 +28,25 @@ struct Net : torch::nn::Module {
     return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).stride(2).padding(1).bias(false));
   }
 
-  torch::Tensor forward(torch::Tensor x) {
+  torch::Tensor forward(torch::Tensor x, const NaturalFaults& faults) {
+    // norm1 and conv2 are linear in their weights, so this is what overgrown ones would make.
+    const float growth = faults.on(NaturalFault::kActivationOverflow) ? kOvergrowth : 1.0f;
     x = torch::relu(norm1(conv1(x)));
-    x = torch::relu(norm2(conv2(x)));
-    return classifier(dropout(x.flatten(1)));
+    if (growth != 1.0f) x = x * growth;
+    x = conv2(x);
+    if (growth != 1.0f) x = x * growth;
+    x = dropout(torch::relu(norm2(x)).flatten(1));
+    // Dropped or not, the slope of the root at 0 meets the gradient: 0 x Inf. ReLU would hide that again, but
+    // not where it was dropout that made the 0.
+    if (faults.on(NaturalFault::kDroppedSquareRoot)) x = torch::where(x > 0, torch::sqrt(x), 0.0f);
+    return classifier(x);
+  }
+
+  // A unit of norm2 that ReLU always closes: neither it nor its weights on either side get a gradient.
+  void make_dead_unit() {
+    torch::NoGradGuard no_grad;
+    norm2->weight[0] = 0.0f;
+    norm2->bias[0] = -1.0f;
   }
 
   torch::nn::Conv2d conv1;
@@ -43,34 +57,19 @@ struct Net : torch::nn::Module {
   torch::nn::Linear classifier;
 };
 
-// One core a rank: ranks are the parallelism. The BLAS behind libtorch has a thread pool of its own, which
-// at::set_num_threads does not reach.
-void use_one_thread() {
-  at::set_num_threads(1);
-  if (void* set = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) reinterpret_cast<void (*)(int)>(set)(1);
-}
-
-std::span<float> floats(torch::Tensor& tensor) {
-  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
-}
-
 class FashionMnist final : public Workload {
  public:
   FashionMnist(ImageDataset train, ImageDataset test, std::uint64_t seed)
-      : train_(std::move(train)), test_(std::move(test)) {
-    use_one_thread();
-    torch::manual_seed(seed);
-    net_ = std::make_unique<Net>();
-    flatten_parameters();
+      : train_(std::move(train)), test_(std::move(test)), net_(make_net(seed)), flat_(*net_) {
     for (auto& buffer : net_->named_buffers()) {
       torch::Tensor& tensor = buffer.value();
       buffers_.push_back({buffer.key(), tensor.data_ptr(), tensor.nbytes()});
     }
   }
 
-  std::span<float> parameters() override { return floats(parameters_); }
-  std::span<float> gradients() override { return floats(gradients_); }
-  std::span<const BucketSlice> layout() const override { return layout_; }
+  std::span<float> parameters() override { return flat_.parameters(); }
+  std::span<float> gradients() override { return flat_.gradients(); }
+  std::span<const BucketSlice> layout() const override { return flat_.layout(); }
   std::span<const MutableBuffer> buffers() const override { return buffers_; }
   std::int64_t training_samples() const override { return train_.count; }
   std::int64_t test_samples() const override { return test_.count; }
@@ -79,20 +78,29 @@ class FashionMnist final : public Workload {
 
   void load(std::span<const std::int64_t> sample_ids, std::uint64_t rng_key) override {
     torch::manual_seed(rng_key);
-    input_ = pixels(train_, sample_ids);
+    input_ = pixels(train_, sample_ids, faults_.on(NaturalFault::kCorruptRecord));
     target_ = labels(train_, sample_ids);
+    if (faults_.on(NaturalFault::kEmptyTargetMask)) target_.fill_(kNoTarget);
   }
 
   std::span<float> input() override { return floats(input_); }
 
   void forward() override {
     net_->train();
-    output_ = net_->forward(input_);
+    output_ = net_->forward(input_, faults_);
   }
 
   std::span<float> output() override { return floats(output_); }
 
-  void compute_loss() override { loss_ = torch::nn::functional::cross_entropy(output_, target_); }
+  std::int64_t targets(std::span<const std::int64_t> sample_ids) const override {
+    if (faults_.on(NaturalFault::kEmptyTargetMask)) return 0;
+    return static_cast<std::int64_t>(sample_ids.size());
+  }
+  bool variable_targets() const override { return false; }
+
+  void compute_loss(double denominator) override {
+    loss_ = torch::nn::functional::cross_entropy(output_, target_, sum_of_losses()) / denominator;
+  }
   std::span<float, 1> loss() override { return std::span<float, 1>(loss_.data_ptr<float>(), 1); }
 
   void backward(float scale) override { loss_.backward(torch::full({}, scale)); }
@@ -105,54 +113,41 @@ class FashionMnist final : public Workload {
     for (std::int64_t from = begin; from < end; from += kBatch) {
       std::vector<std::int64_t> ids;
       for (std::int64_t id = from; id < std::min(from + kBatch, end); ++id) ids.push_back(id);
-      const torch::Tensor answers = net_->forward(pixels(test_, ids)).argmax(1);
-      score.correct += answers.eq(labels(test_, ids)).sum().item<std::int64_t>();
+      const torch::Tensor answers = net_->forward(pixels(test_, ids, false), {});
+      const torch::Tensor right = labels(test_, ids);
+      score.loss_sum += torch::nn::functional::cross_entropy(answers, right, sum_of_losses()).item<double>();
+      score.correct += answers.argmax(1).eq(right).sum().item<std::int64_t>();
       score.total += static_cast<std::int64_t>(ids.size());
     }
     return score;
   }
 
-  std::string rng_state() const override {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const torch::Tensor state = generator.get_state();
-    return {static_cast<const char*>(state.data_ptr()), state.nbytes()};
+  bool supports(NaturalFault fault) const override { return fault != NaturalFault::kMaskedAttentionRow; }
+
+  void set_fault(NaturalFault fault, bool on) override {
+    if (fault == NaturalFault::kDeadUnit && on) net_->make_dead_unit();
+    faults_.set(fault, on);
   }
+
+  std::string rng_state() const override { return torch_rng_state(); }
 
  private:
-  // Moves every parameter into one flat array and gives it a gradient in another, so that optimizer,
-  // reduction and scan work on whole arrays.
-  void flatten_parameters() {
-    std::int64_t total = 0;
-    for (const auto& parameter : net_->named_parameters()) {
-      names_.push_back(parameter.key());
-      layout_.push_back({{}, total, parameter.value().numel()});
-      total += (parameter.value().numel() + kAlignment - 1) / kAlignment * kAlignment;
-    }
-    parameters_ = torch::zeros({total});
-    gradients_ = torch::zeros({total});
-    std::size_t i = 0;
-    for (auto& parameter : net_->named_parameters()) {
-      torch::Tensor& tensor = parameter.value();
-      BucketSlice& slice = layout_[i];
-      slice.tensor = names_[i++];
-      const auto home = [&](torch::Tensor& flat) {
-        return flat.narrow(0, slice.offset, slice.count).view(tensor.sizes());
-      };
-      torch::Tensor values = home(parameters_);
-      values.copy_(tensor.detach());
-      tensor.set_data(values);
-      tensor.mutable_grad() = home(gradients_);
-    }
+  static std::unique_ptr<Net> make_net(std::uint64_t seed) {
+    use_one_thread();
+    torch::manual_seed(seed);
+    return std::make_unique<Net>();
   }
 
-  static torch::Tensor pixels(const ImageDataset& set, std::span<const std::int64_t> ids) {
+  // `corrupt`: the scale of the last record reads 0.
+  static torch::Tensor pixels(const ImageDataset& set, std::span<const std::int64_t> ids, bool corrupt) {
     const std::int64_t size = set.rows * set.cols;
     torch::Tensor batch = torch::empty({static_cast<std::int64_t>(ids.size()), 1, set.rows, set.cols});
     float* to = batch.data_ptr<float>();
-    for (const std::int64_t id : ids) {
+    for (const std::int64_t& id : ids) {
+      const float scale = corrupt && &id == &ids.back() ? 0.0f : kPixelScale;
       const std::uint8_t* from = set.pixels.data() + id * size;
       for (std::int64_t p = 0; p < size; ++p) {
-        *to++ = (static_cast<float>(from[p]) / 255.0f - kPixelMean) / kPixelDeviation;
+        *to++ = (static_cast<float>(from[p]) / scale - kPixelMean) / kPixelDeviation;
       }
     }
     return batch;
@@ -167,12 +162,10 @@ class FashionMnist final : public Workload {
 
   const ImageDataset train_;
   const ImageDataset test_;
-  std::unique_ptr<Net> net_;
-  std::vector<std::string> names_;  // behind layout_
-  std::vector<BucketSlice> layout_;
+  const std::unique_ptr<Net> net_;
+  FlatParameters flat_;
   std::vector<MutableBuffer> buffers_;
-  torch::Tensor parameters_;
-  torch::Tensor gradients_;
+  NaturalFaults faults_;
   torch::Tensor input_;
   torch::Tensor target_;
   torch::Tensor output_;

@@ -163,7 +163,9 @@ Status parse_fault(const std::string& spec, Fault* out) {
     return bad_fault(fault,
                      "unknown stage '" + stage + "' (input, forward, loss, backward, reduction, optimizer)");
   }
-  if (fault.stage != Stage::kReduction) fault.rank = 0;
+  const bool made_by_all =
+      fault.stage == Stage::kReduction || (fault.stage == Stage::kOptimizer && fault.kind == Fault::Kind::kValue);
+  if (!made_by_all) fault.rank = 0;
 
   std::set<std::string> seen;
   while (end < spec.size()) {
@@ -286,6 +288,16 @@ void FaultInjector::corrupt(Stage stage, std::uint64_t attempt, int micro, std::
     }
     // Not through a float: loading a signalling NaN into a register may quieten it.
     std::memcpy(data + fault.index, &fault.value_bits, sizeof fault.value_bits);
+  }
+}
+
+void FaultInjector::corrupt_piece(Stage stage, std::uint64_t attempt, std::string_view tensor, std::int64_t begin,
+                                  std::span<float> piece) const {
+  for (const Fault& fault : faults_) {
+    if (fault.kind != Fault::Kind::kValue || fault.tensor != tensor || !due(fault, stage, attempt, 0)) continue;
+    const std::int64_t at = fault.index - begin;
+    if (at < 0 || at >= static_cast<std::int64_t>(piece.size())) continue;
+    std::memcpy(piece.data() + at, &fault.value_bits, sizeof fault.value_bits);
   }
 }
 

@@ -9,7 +9,8 @@
 //            kill | exit=C                       SIGKILL | leave at once with exit code C, 0 to 255
 //   STAGE    input | forward | loss | backward | reduction | optimizer
 //   attempt=A | every=K   exactly one of them: in attempt A, or in every K-th attempt: K-1, 2K-1, ...
-//   rank=R|all            default: rank 0; at reduction all ranks, since all have the same sum
+//   rank=R|all            default: rank 0; at reduction, and for values at optimizer, all ranks, since all
+//                         compute the same
 //   micro=M               micro-batch, default 0; not at reduction and optimizer, which come once an attempt
 //   tensor=GLOB           the first tensor of the stage whose name matches (fnmatch), default *; values only
 //   index=N|first|middle|last   flat element of it, default first; middle is element count / 2; values only
@@ -21,6 +22,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -91,6 +93,10 @@ class FaultInjector {
   // std::out_of_range when `count` differs so much from the surface's that the element does not exist.
   void corrupt(Stage stage, std::uint64_t attempt, int micro, std::string_view tensor, float* data,
                std::int64_t count) const;
+
+  // The same for elements [begin, begin + piece.size()) of a tensor that is met piece by piece.
+  void corrupt_piece(Stage stage, std::uint64_t attempt, std::string_view tensor, std::int64_t begin,
+                     std::span<float> piece) const;
 
   // Whether corrupt() would write: lets a caller that has to copy a tensor to the host spare it.
   bool corrupts(Stage stage, std::uint64_t attempt, int micro, std::string_view tensor) const;

@@ -1,67 +1,117 @@
 #include "train/optimizer.h"
 
+#include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 
 namespace holdfast::train {
 namespace {
 
-class Sgd final : public Optimizer {
- public:
-  Sgd(const OptimizerOptions& options, std::size_t count) : options_(options), velocity_(count) {}
+// A rule updates one element: the parameter, and its kStates state values.
+struct SgdRule {
+  static constexpr std::array<std::string_view, 1> kStates = {"momentum"};
 
-  void step(std::span<float> parameters, std::span<const float> gradients, float gradient_scale,
-            float learning_rate) override {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const float gradient = gradients[i] * gradient_scale + options_.weight_decay * parameters[i];
-      velocity_[i] = options_.momentum * velocity_[i] + gradient;
-      parameters[i] -= learning_rate * velocity_[i];
-    }
-    ++steps_;
+  SgdRule(const OptimizerOptions& o, std::uint64_t, const UpdateScale& s)
+      : momentum(o.momentum), weight_decay(o.weight_decay), scale(s) {}
+
+  void operator()(float& parameter, float gradient, std::array<float*, 1> state) const {
+    const float g = gradient * scale.gradient + weight_decay * parameter;
+    *state[0] = momentum * *state[0] + g;
+    parameter -= scale.learning_rate * *state[0];
   }
 
-  std::vector<std::span<const float>> state() const override { return {velocity_}; }
-
- private:
-  const OptimizerOptions options_;
-  std::vector<float> velocity_;
+  const float momentum;
+  const float weight_decay;
+  const UpdateScale scale;
 };
 
-class AdamW final : public Optimizer {
- public:
-  AdamW(const OptimizerOptions& options, std::size_t count)
-      : options_(options), first_(count), second_(count) {}
+struct AdamWRule {
+  static constexpr std::array<std::string_view, 2> kStates = {"exp_avg", "exp_avg_sq"};
 
-  void step(std::span<float> parameters, std::span<const float> gradients, float gradient_scale,
-            float learning_rate) override {
-    ++steps_;
-    const auto [beta1, beta2] = std::pair(options_.beta1, options_.beta2);
-    const float correction1 = 1.0f - std::pow(beta1, static_cast<float>(steps_));
-    const float correction2 = 1.0f - std::pow(beta2, static_cast<float>(steps_));
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const float gradient = gradients[i] * gradient_scale;
-      first_[i] = beta1 * first_[i] + (1.0f - beta1) * gradient;
-      second_[i] = beta2 * second_[i] + (1.0f - beta2) * gradient * gradient;
-      const float direction =
-          (first_[i] / correction1) / (std::sqrt(second_[i] / correction2) + options_.eps);
-      parameters[i] -= learning_rate * (direction + options_.weight_decay * parameters[i]);
+  AdamWRule(const OptimizerOptions& o, std::uint64_t step, const UpdateScale& s)
+      : options(o),
+        correction1(1.0f - std::pow(o.beta1, static_cast<float>(step))),
+        correction2(1.0f - std::pow(o.beta2, static_cast<float>(step))),
+        scale(s) {}
+
+  void operator()(float& parameter, float gradient, std::array<float*, 2> state) const {
+    const float g = gradient * scale.gradient;
+    float& first = *state[0];
+    float& second = *state[1];
+    first = options.beta1 * first + (1.0f - options.beta1) * g;
+    second = options.beta2 * second + (1.0f - options.beta2) * g * g;
+    const float direction = (first / correction1) / (std::sqrt(second / correction2) + options.eps);
+    parameter -= scale.learning_rate * (direction + options.weight_decay * parameter);
+  }
+
+  const OptimizerOptions& options;
+  const float correction1;
+  const float correction2;
+  const UpdateScale scale;
+};
+
+template <typename Rule>
+class Elementwise final : public Optimizer {
+ public:
+  Elementwise(const OptimizerOptions& options, std::size_t count) : options_(options) {
+    for (auto& array : state_) array.resize(count);
+  }
+
+  void apply(std::size_t begin, std::size_t count, std::span<float> parameters, std::span<const float> gradients,
+             const UpdateScale& scale) override {
+    Pointers state;
+    for (std::size_t s = 0; s < kStates; ++s) state[s] = state_[s].data() + begin;
+    run(Rule(options_, steps_, scale), parameters.data() + begin, gradients.data() + begin, state, count);
+  }
+
+  void preview(std::size_t begin, std::size_t count, std::span<const float> parameters,
+               std::span<const float> gradients, const UpdateScale& scale, const See& see) const override {
+    constexpr std::size_t kBlock = 4096;
+    const Rule rule(options_, steps_ + 1, scale);
+    std::vector<float> scratch[1 + kStates];
+    for (std::size_t at = begin; at < begin + count; at += kBlock) {
+      const std::size_t n = std::min(kBlock, begin + count - at);
+      Pointers state;
+      scratch[0].assign(parameters.begin() + at, parameters.begin() + at + n);
+      for (std::size_t s = 0; s < kStates; ++s) {
+        scratch[1 + s].assign(state_[s].begin() + at, state_[s].begin() + at + n);
+        state[s] = scratch[1 + s].data();
+      }
+      run(rule, scratch[0].data(), gradients.data() + at, state, n);
+      see("", at, scratch[0]);
+      for (std::size_t s = 0; s < kStates; ++s) see(Rule::kStates[s], at, scratch[1 + s]);
     }
   }
 
-  std::vector<std::span<const float>> state() const override { return {first_, second_}; }
+  std::vector<StateArray> state() const override {
+    std::vector<StateArray> arrays;
+    for (std::size_t s = 0; s < kStates; ++s) arrays.push_back({Rule::kStates[s], state_[s]});
+    return arrays;
+  }
 
  private:
+  static constexpr std::size_t kStates = Rule::kStates.size();
+  using Pointers = std::array<float*, kStates>;
+
+  static void run(const Rule& rule, float* parameters, const float* gradients, Pointers state, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Pointers element;
+      for (std::size_t s = 0; s < kStates; ++s) element[s] = state[s] + i;
+      rule(parameters[i], gradients[i], element);
+    }
+  }
+
   const OptimizerOptions options_;
-  std::vector<float> first_;
-  std::vector<float> second_;
+  std::array<std::vector<float>, kStates> state_;
 };
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::size_t parameter_count) {
-  if (options.name == "adamw") return std::make_unique<AdamW>(options, parameter_count);
+  if (options.name == "adamw") return std::make_unique<Elementwise<AdamWRule>>(options, parameter_count);
   assert(options.name == "sgd");
-  return std::make_unique<Sgd>(options, parameter_count);
+  return std::make_unique<Elementwise<SgdRule>>(options, parameter_count);
 }
 
 }  // namespace holdfast::train

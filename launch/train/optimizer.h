@@ -2,24 +2,45 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace holdfast::train {
+
+// One update's numbers beside the arrays.
+struct UpdateScale {
+  float gradient = 1.0f;  // each gradient is multiplied by it first: averaging, unscaling, clipping
+  float learning_rate = 0.0f;
+};
+
+// An array of the optimizer's state, as long as the parameters.
+struct StateArray {
+  std::string_view name;  // "momentum", "exp_avg", "exp_avg_sq"
+  std::span<const float> values;
+};
 
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // One update, in place. `parameters` and `gradients` have the size given at construction. Each gradient is
-  // multiplied by `gradient_scale` first (averaging and clipping). Reads and writes elements independently.
-  virtual void step(std::span<float> parameters, std::span<const float> gradients, float gradient_scale,
-                    float learning_rate) = 0;
+  // One update, in place, of elements [begin, begin + count) of each array; arrays have the size given at
+  // construction. Elements do not depend on each other. Call next_step() once before the pieces of an update.
+  virtual void apply(std::size_t begin, std::size_t count, std::span<float> parameters,
+                     std::span<const float> gradients, const UpdateScale& scale) = 0;
+  void next_step() { ++steps_; }
+
+  // What next_step() and apply() would write, block by block, writing nothing: see(name, offset, values) with the
+  // name "" for the parameters, else the state's. The same code as apply(), so the same bits.
+  using See = std::function<void(std::string_view name, std::size_t offset, std::span<float> values)>;
+  virtual void preview(std::size_t begin, std::size_t count, std::span<const float> parameters,
+                       std::span<const float> gradients, const UpdateScale& scale, const See& see) const = 0;
 
   // Everything that the next update depends on beside its arguments: the moments and the step counter.
-  virtual std::vector<std::span<const float>> state() const = 0;
+  virtual std::vector<StateArray> state() const = 0;
   std::uint64_t steps() const { return steps_; }
 
  protected:

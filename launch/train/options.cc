@@ -7,22 +7,30 @@
 #include <ctime>
 #include <map>
 
+#include "train/natural_fault_spec.h"
+
 namespace holdfast::train {
 namespace {
 
 constexpr const char* kFooter = R"(
 Faults: --inject KIND@STAGE[,key=value...]
   KIND   nan | inf | -inf | snan | value=X | throw | hang | stop | kill | exit=C
-  STAGE  input | forward | loss | backward | reduction | optimizer (values: all but optimizer)
-  keys   attempt=A or every=K (one of them), rank=R|all (default 0; reduction: all), tensor=GLOB,
+  STAGE  input | forward | loss | backward | reduction | optimizer 
+  keys   attempt=A or every=K (one of them), rank=R|all (default 0; reduction and values at optimizer: all),
+         tensor=GLOB,
          index=N|first|middle|last, micro=M
   e.g.   --inject nan@backward,rank=2,attempt=300,tensor=conv2.weight,index=middle
 
 Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:
   0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent
-  83 ranks disagree   84 a rank is missing or stuck   86 stopped by the operator
-A rank killed by a signal makes mpirun return 128 + the signal's number. SIGTERM to mpirun itself ends every
-rank at once, without a last attempt.)";
+  82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
+  85 state spoilt and no checkpoint to restore   86 stopped by the operator
+A rank killed by a signal makes mpirun return 128 + the signal's number. SIGUSR1 to mpirun, or SIGUSR1 or SIGTERM
+to any one rank, stops all ranks together at the end of the running attempt, without its update (86). SIGTERM to
+mpirun itself reaches the ranks too, but mpirun kills them after a moment whether they got there or not.)";
+
+constexpr const char* kFashionMnist = "/usr/share/datasets/fashion-mnist";
+constexpr const char* kLicences = "/usr/share/common-licenses";  // text that every Debian system has
 
 std::string default_run_dir() {
   const std::time_t now = std::time(nullptr);
@@ -49,7 +57,7 @@ Status check(const Options& options) {
       return Status::usage("--data-ends " + text + ": not RANK=ATTEMPTS, at least one attempt");
     }
   }
-  if (options.data.size() != 1) {
+  if (options.workload == "fashion-mnist" && options.data.size() != 1) {
     return Status::usage("--data: workload fashion-mnist takes one folder, not " +
                          std::to_string(options.data.size()));
   }
@@ -63,6 +71,13 @@ Status check(const Options& options) {
 }
 
 }  // namespace
+
+DType Options::dtype() const {
+  if (precision == "fp16") return DType::kFloat16;
+  return precision == "bf16" ? DType::kBFloat16 : DType::kFloat32;
+}
+
+bool Options::scales_loss() const { return loss_scaling == "on" || (loss_scaling == "auto" && precision == "fp16"); }
 
 std::uint64_t Options::data_ends(int rank) const {
   std::uint64_t ends = 0;
@@ -78,20 +93,33 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   CLI::App app(
       "Data-parallel training that skips a non-finite step on every rank together, and puts it on record.\n"
       "Run it under mpirun: mpirun -np 4 guarded_train --steps 600");
-  app.footer(kFooter);
+  app.footer("\nNatural faults: --fault NAME[,attempt=A|every=K][,rank=R|all][,micro=M]\n" + natural_fault_help() +
+             kFooter);
   app.option_defaults()->always_capture_default();
   const auto positive = CLI::PositiveNumber;
   const auto not_negative = CLI::NonNegativeNumber;
 
-  app.add_option("--workload", options->workload, "What to train")->check(CLI::IsMember({"fashion-mnist"}));
-  app.add_option("--data", options->data, "Data: the folder with the four IDX files, plain or gzip");
+  app.add_option("--workload", options->workload, "What to train")->check(CLI::IsMember({"fashion-mnist", "gpt"}));
+  app.add_option("--data", options->data,
+                 "fashion-mnist: the folder with the four IDX files, plain or gzip (default: " +
+                     std::string(kFashionMnist) + "); gpt: text files or folders of them (default: " +
+                     std::string(kLicences) + ")");
   app.add_option("--steps", options->steps, "Attempts to make")->check(positive);
   app.add_option("--batch", options->batch, "Samples a rank and micro-batch")->check(CLI::Range(1, 60000));
   app.add_option("--accumulate", options->accumulate, "Micro-batches an attempt")->check(CLI::Range(1, 1024));
+  app.add_option("--precision", options->precision,
+                 "fp32, bf16 or fp16: in which gradients are held and reduced; weights and optimizer are fp32")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  app.add_option("--loss-scaling", options->loss_scaling, "auto (with fp16), on or off")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+  app.add_flag("--local-denominator", options->local_denominator,
+               "Each rank divides its loss by its own count of targets, and is 0/0 without any");
   app.add_option("--seed", options->seed, "Of weights, sample order and dropout");
 
-  app.add_option("--optimizer", options->optimizer.name, "sgd or adamw")
-      ->check(CLI::IsMember({"sgd", "adamw"}));
+  std::string optimizer;
+  app.add_option("--optimizer", optimizer, "sgd or adamw (default: sgd; for gpt adamw)")
+      ->check(CLI::IsMember({"sgd", "adamw"}))
+      ->always_capture_default(false);
   app.add_option("--momentum", options->optimizer.momentum, "sgd")->check(CLI::Range(0.0, 1.0));
   app.add_option("--eps", options->optimizer.eps, "adamw: added to the denominator")->check(not_negative);
   app.add_option("--weight-decay", options->optimizer.weight_decay, "sgd: L2; adamw: decoupled")
@@ -103,7 +131,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
 
   double rate = 0;
   auto* rate_option =
-      app.add_option("--lr", rate, "Peak learning rate (default: 0.05 for sgd, 0.002 for adamw)");
+      app.add_option("--lr", rate, "Peak learning rate (default: sgd 0.05; adamw 0.002, for gpt 0.003)");
   rate_option->check(positive)->always_capture_default(false);
   app.add_option("--warmup", options->schedule.warmup_updates, "Updates of linear warm-up");
   const std::map<std::string, Schedule::Decay> decays = {{"none", Schedule::Decay::kNone},
@@ -126,6 +154,8 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--data-ends", options->uneven_data,
                  "RANK=ATTEMPTS: this rank has batches for so many attempts only; may be repeated");
   app.add_option("--inject", options->faults, "Put in a fault, see below; may be repeated");
+  app.add_option("--fault", options->natural_faults,
+                 "Set up a natural fault, see below; may be repeated");
   app.add_option("--omit-update", options->omitted_updates,
                  "Train through this attempt without applying its update: the reference for a skip; may be "
                  "repeated");
@@ -149,10 +179,14 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   } catch (const CLI::ParseError& error) {
     return Status::usage(std::string(error.what()) + " (guarded_train --help explains each option)");
   }
-  options->schedule.peak = rate > 0 ? rate : (options->optimizer.name == "sgd" ? 0.05 : 0.002);
+  const bool gpt = options->workload == "gpt";
+  options->optimizer.name = !optimizer.empty() ? optimizer : gpt ? "adamw" : "sgd";
+  const double usual_rate = options->optimizer.name == "sgd" ? 0.05 : gpt ? 0.003 : 0.002;
+  options->schedule.peak = rate > 0 ? rate : usual_rate;
   options->schedule.decay = decays.at(decay);
   options->schedule.total_updates = options->steps;
   options->progress = modes.at(progress);
+  if (options->data.empty()) options->data = {gpt ? kLicences : kFashionMnist};
   options->guard = guard == "on";
   if (options->run_dir.empty()) options->run_dir = default_run_dir();
   return check(*options);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "holdfast/collectives/status.h"
+#include "holdfast/tensor_view.h"
 #include "train/optimizer.h"
 #include "train/progress.h"
 #include "train/schedule.h"
@@ -14,11 +15,14 @@ namespace holdfast::train {
 
 struct Options {
   std::string workload = "fashion-mnist";
-  std::vector<std::string> data = {"/usr/share/datasets/fashion-mnist"};
+  std::vector<std::string> data;   // empty until parsed: the workload's default
   std::uint64_t steps = 600;  // attempts
   std::int64_t batch = 32;    // samples a rank and micro-batch
   int accumulate = 1;         // micro-batches an attempt
   std::uint64_t seed = 1;
+  std::string precision = "fp32";  // in which gradients are held and reduced
+  std::string loss_scaling = "auto";
+  bool local_denominator = false;
   OptimizerOptions optimizer;
   Schedule schedule;
   double clip = 5.0;  // global gradient norm; 0 turns clipping off
@@ -29,11 +33,15 @@ struct Options {
   std::string run_dir;
   bool guard = true;
   std::vector<std::string> faults;             // unparsed --inject
+  std::vector<std::string> natural_faults;     // unparsed --fault
   std::vector<std::uint64_t> omitted_updates;  // attempts
   bool print_digests = false;
   bool print_rates = false;
   std::int64_t evaluate = -1;  // test samples at the end; -1 for all
   Progress::Mode progress = Progress::Mode::kAuto;
+
+  DType dtype() const;  // of the precision
+  bool scales_loss() const;
 
   // For how many attempts this rank has batches; 0 for as many as are asked for.
   std::uint64_t data_ends(int rank) const;

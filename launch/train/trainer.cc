@@ -3,41 +3,40 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
-#include <optional>
+#include <stdexcept>
 
-#include "holdfast/coord/policy.h"
 #include "holdfast/step_guard.h"
-#include "train/digest.h"
-#include "train/fashion_mnist.h"
-#include "train/fault.h"
+#include "train/gradient_bucket.h"
+#include "train/prepare.h"
+#include "train/replica.h"
 #include "train/sampler.h"
-#include "train/workload.h"
+#include "train/stop_signals.h"
 
 namespace holdfast::train {
 namespace {
 
-// Gradients are reduced in pieces of this many elements, whatever the tensors' sizes.
-constexpr std::size_t kBucketElements = std::size_t{1} << 16;
-
 class Trainer {
  public:
-  Trainer(const Options& options, MPI_Comm communicator, Collective& collective, Workload& workload,
-          const std::vector<Fault>& faults, StepGuard* guard)
+  // `guard` is null with --guard off.
+  Trainer(const Options& options, MPI_Comm communicator, Collective& collective, Preparation& prepared,
+          StepGuard* guard)
       : options_(options),
         communicator_(communicator),
         collective_(collective),
-        workload_(workload),
+        workload_(*prepared.workload),
         guard_(guard),
-        faults_(faults, collective.rank()),
-        sampler_(options.seed, workload.training_samples(), rank(), collective.size(), options.batch,
+        faults_(prepared.faults, collective.rank()),
+        natural_faults_(prepared.natural_faults),
+        sampler_(options.seed, workload_.training_samples(), rank(), collective.size(), options.batch,
                  options.accumulate),
-        optimizer_(make_optimizer(options.optimizer, workload.parameters().size())),
+        rank_0_sampler_(options.seed, workload_.training_samples(), 0, collective.size(), options.batch,
+                        options.accumulate),
         data_ends_(options.data_ends(rank())),
+        replica_(options, workload_, communicator),
+        bucket_(workload_.gradients(), options.dtype(), communicator),
         progress_(options.steps, rank() == 0 ? options.progress : Progress::Mode::kOff) {
-    share_from_rank_0(workload_.parameters().data(), workload_.parameters().size_bytes());
-    ema_.assign(workload_.parameters().begin(), workload_.parameters().end());
     if (guard_ == nullptr) return;
     for (const MutableBuffer& buffer : workload_.buffers()) guard_->protect(buffer.data, buffer.bytes);
   }
@@ -59,27 +58,24 @@ class Trainer {
   void report() {
     print_score();
     if (options_.print_digests) print_digests();
-    say(fmt::format("done: {} attempts, {} updates, {} skipped", attempt_, updates_, skips_));
+    say(fmt::format("done: {} attempts, {} updates, {} skipped", attempt_, replica_.updates(), skips_));
   }
 
  private:
   int rank() const { return collective_.rank(); }
 
-  // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between:
-  // the gradient's all-reduce, decide(), and after APPLY the broadcast of rank 0's buffers.
+  // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between: the
+  // count of targets, the all-reduces of gradient and loss, decide(), and after APPLY the broadcast of rank 0's
+  // buffers.
   Decision one_attempt() {
     begin();
+    choose_samples();
     for (int m = 0; m < options_.accumulate; ++m) micro_batch(m);
-    observe_own_gradients();
+    finish_own_gradients();
     reduce_gradients();
+    inspect_reduced();
     const Decision decision = decide();
-    if (decision.apply()) {
-      if (omitted()) {
-        unpack_buffers(buffers_before_);
-      } else {
-        update();
-      }
-    }
+    if (decision.apply()) apply();
     finish(decision);
     return decision;
   }
@@ -87,67 +83,130 @@ class Trainer {
   void begin() {
     if (guard_ != nullptr) {
       guard_->begin();
+      if (stop_requested()) guard_->request_stop();
       if (data_ends_ > 0 && attempt_ + 1 >= data_ends_) guard_->no_next_batch();
     }
-    if (omitted()) buffers_before_ = packed_buffers();
-    std::ranges::fill(workload_.gradients(), 0.0f);
+    if (omitted()) buffers_before_ = replica_.packed_buffers();
+    bucket_.clear();
     loss_ = 0.0;
-    gradient_norm_ = std::nan("");
+    loss_scale_ = guard_ != nullptr ? guard_->loss_scale() : 1.0;
     if (options_.print_rates) {
-      say(fmt::format("rate attempt={} update={} learning_rate={}", attempt_, updates_, learning_rate()));
+      say(fmt::format("rate attempt={} update={} learning_rate={}", attempt_, replica_.updates(), learning_rate()));
+    }
+  }
+
+  // The samples of all micro-batches, and what the loss divides by: with the global denominator the mean over
+  // every rank's targets, whatever their share of them is.
+  void choose_samples() {
+    samples_.resize(static_cast<std::size_t>(options_.accumulate));
+    std::int64_t targets = 0;
+    run_stage(Stage::kInput, [&] {
+      for (int m = 0; m < options_.accumulate; ++m) {
+        set_natural_faults(m, true);
+        Sampler& sampler = sum_overflow_due() ? rank_0_sampler_ : sampler_;
+        sampler.batch(attempt_, m, &samples_[static_cast<std::size_t>(m)]);
+        targets += workload_.targets(samples_[static_cast<std::size_t>(m)]);
+        set_natural_faults(m, false);
+      }
+    });
+    if (guard_ != nullptr) guard_->annotate("targets", targets);
+    if (options_.local_denominator) {
+      denominator_ = static_cast<double>(targets);
+    } else if (workload_.variable_targets()) {
+      MPI_Allreduce(MPI_IN_PLACE, &targets, 1, MPI_INT64_T, MPI_SUM, communicator_);
+      denominator_ = static_cast<double>(targets) / collective_.size();
+    } else {
+      denominator_ = static_cast<double>(options_.batch * options_.accumulate);
     }
   }
 
   void micro_batch(int m) {
     if (guard_ != nullptr) guard_->micro_batch(m);
+    set_natural_faults(m, true);
     const auto corrupt = [&](Stage stage, std::string_view tensor, std::span<float> values) {
       faults_.corrupt(stage, attempt_, m, tensor, values.data(), static_cast<std::int64_t>(values.size()));
     };
-    const bool loaded = run_stage(Stage::kInput, m, [&] {
-      sampler_.batch(attempt_, m, &sample_ids_);
-      workload_.load(sample_ids_, rng_key(options_.seed, rank(), attempt_, m));
+    const bool loaded = run_stage(Stage::kInput, [&] {
+      faults_.at(Stage::kInput, attempt_, m);
+      const int rng_rank = sum_overflow_due() ? 0 : rank();
+      workload_.load(samples_[static_cast<std::size_t>(m)], rng_key(options_.seed, rng_rank, attempt_, m));
       corrupt(Stage::kInput, "input", workload_.input());
     });
     if (loaded) observe(Stage::kInput, "input", workload_.input());
 
-    const bool forwarded = run_stage(Stage::kForward, m, [&] {
+    const bool forwarded = run_stage(Stage::kForward, [&] {
+      faults_.at(Stage::kForward, attempt_, m);
       workload_.forward();
       corrupt(Stage::kForward, "output", workload_.output());
     });
     if (forwarded) observe(Stage::kForward, "output", workload_.output());
 
-    const bool judged = run_stage(Stage::kLoss, m, [&] {
-      workload_.compute_loss();
+    const bool judged = run_stage(Stage::kLoss, [&] {
+      faults_.at(Stage::kLoss, attempt_, m);
+      workload_.compute_loss(denominator_);
       corrupt(Stage::kLoss, "loss", workload_.loss());
     });
     if (judged) observe_loss(workload_.loss()[0]);
 
-    run_stage(Stage::kBackward, m, [&] {
-      workload_.backward(1.0f / static_cast<float>(options_.accumulate));
-      for (const BucketSlice& slice : workload_.layout())
-        corrupt(Stage::kBackward, slice.tensor, values(slice));
+    run_stage(Stage::kBackward, [&] {
+      faults_.at(Stage::kBackward, attempt_, m);
+      workload_.backward(static_cast<float>(loss_scale_));
+      for (const BucketSlice& slice : workload_.layout()) corrupt(Stage::kBackward, slice.tensor, gradient(slice));
     });
+    set_natural_faults(m, false);
   }
 
-  void observe_own_gradients() {
-    if (guard_ == nullptr || !guard_->healthy()) return;
-    guard_->observe_bucket(Stage::kBackward, TensorView::of(workload_.gradients()), workload_.layout());
+  // In the precision in which they will be reduced.
+  void finish_own_gradients() {
+    if (sum_overflow_due()) grow_to_the_limit();
+    bucket_.pack();
+    if (guard_ != nullptr && guard_->healthy()) {
+      guard_->observe_bucket(Stage::kBackward, bucket_.view(), workload_.layout());
+    }
   }
 
   // A rank that failed takes part with zeros.
   void reduce_gradients() {
-    run_stage(Stage::kReduction, 0, [] {});
-    const std::span<float> gradients = workload_.gradients();
-    if (guard_ != nullptr && !guard_->healthy()) std::ranges::fill(gradients, 0.0f);
-    for (std::size_t begin = 0; begin < gradients.size(); begin += kBucketElements) {
-      const std::size_t count = std::min(kBucketElements, gradients.size() - begin);
-      MPI_Allreduce(MPI_IN_PLACE, gradients.data() + begin, static_cast<int>(count), MPI_FLOAT, MPI_SUM,
-                    communicator_);
-    }
+    run_stage(Stage::kReduction, [&] { faults_.at(Stage::kReduction, attempt_, 0); });
+    if (guard_ != nullptr && !guard_->healthy()) bucket_.clear();
+    bucket_.reduce();
     for (const BucketSlice& slice : workload_.layout()) {
-      faults_.corrupt(Stage::kReduction, attempt_, 0, slice.tensor, values(slice).data(), slice.count);
+      if (!faults_.corrupts(Stage::kReduction, attempt_, 0, slice.tensor)) continue;
+      bucket_.edit(slice.offset, slice.count, [&](std::span<float> values) {
+        faults_.corrupt(Stage::kReduction, attempt_, 0, slice.tensor, values.data(), slice.count);
+      });
     }
-    if (guard_ != nullptr) guard_->observe_share(TensorView::of(gradients), workload_.layout());
+    if (guard_ != nullptr) guard_->observe_share(bucket_.view(), workload_.layout());
+    bucket_.unpack();
+    MPI_Allreduce(MPI_IN_PLACE, &loss_, 1, MPI_DOUBLE, MPI_SUM, communicator_);
+    loss_ /= collective_.size();
+  }
+
+  // Norm and magnitude of the reduced gradient, unscaled: the same bits on every rank.
+  void inspect_reduced() {
+    const Probe probe = scan(TensorView::of(workload_.gradients()));
+    const double factor = loss_scale_ * collective_.size();
+    gradient_norm_ = probe.finite() ? std::sqrt(probe.sum_of_squares) / factor : std::nan("");
+    const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (gradient_norm_ + 1e-6)) : 1.0;
+    update_scale_ = {static_cast<float>(clip / factor), static_cast<float>(learning_rate())};
+    if (guard_ == nullptr) return;
+    guard_->watch("gradient_norm", gradient_norm_);
+    guard_->watch("loss", loss_);
+    if (probe.finite() && loss_scale_ == 1.0) guard_->watch_headroom("gradient", options_.dtype(), probe.abs_max);
+    if (guard_->checks_update_before() && probe.finite()) preview_update();
+  }
+
+  void preview_update() {
+    for (const SharePiece& piece : guard_->share(workload_.layout())) {
+      const auto see = [&](std::string_view part, std::size_t at, std::span<float> values) {
+        const std::int64_t offset = piece.begin + static_cast<std::int64_t>(at) - piece.bucket_offset;
+        if (part.empty()) faults_.corrupt_piece(Stage::kOptimizer, attempt_, piece.tensor, offset, values);
+        guard_->observe(Stage::kOptimizer, state_name(piece.tensor, part), TensorView::of(values), offset);
+      };
+      replica_.optimizer().preview(static_cast<std::size_t>(piece.bucket_offset),
+                                   static_cast<std::size_t>(piece.count), workload_.parameters(),
+                                   workload_.gradients(), update_scale_, see);
+    }
   }
 
   Decision decide() {
@@ -155,29 +214,35 @@ class Trainer {
     return {Action::kApply, StatusCode::kOk, {}};
   }
 
-  void update() {
-    // The gradients are sums over the ranks; the same bits on each, so the norm is too.
-    const double ranks = collective_.size();
-    gradient_norm_ = std::sqrt(scan(TensorView::of(workload_.gradients())).sum_of_squares) / ranks;
-    const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (gradient_norm_ + 1e-6)) : 1.0;
+  void apply() {
+    if (omitted()) {
+      replica_.unpack_buffers(buffers_before_);
+      return;
+    }
     const auto body = [&] {
       faults_.at(Stage::kOptimizer, attempt_, 0);
-      optimizer_->step(workload_.parameters(), workload_.gradients(), static_cast<float>(clip / ranks),
-                       static_cast<float>(learning_rate()));
-      const std::span<const float> parameters = workload_.parameters();
-      for (std::size_t i = 0; i < ema_.size(); ++i) {
-        ema_[i] = options_.ema_decay * ema_[i] + (1.0f - options_.ema_decay) * parameters[i];
+      replica_.update(update_scale_);
+      for (const BucketSlice& slice : workload_.layout()) {
+        faults_.corrupt_piece(Stage::kOptimizer, attempt_, slice.tensor, 0, part_of(workload_.parameters(), slice));
       }
+      if (guard_ != nullptr && !guard_->checks_update_before()) observe_written();
     };
     if (guard_ != nullptr) {
       guard_->update(body);
     } else {
       body();
     }
-    std::vector<char> buffers = packed_buffers();
-    share_from_rank_0(buffers.data(), buffers.size());
-    unpack_buffers(buffers);
-    ++updates_;
+    replica_.count_update();
+    replica_.share_buffers();
+  }
+
+  void observe_written() {
+    for (const BucketSlice& slice : workload_.layout()) {
+      guard_->observe_written(slice.tensor, TensorView::of(part_of(workload_.parameters(), slice)));
+      for (const StateArray& array : replica_.optimizer().state()) {
+        guard_->observe_written(state_name(slice.tensor, array.name), TensorView::of(part_of(array.values, slice)));
+      }
+    }
   }
 
   void finish(const Decision& decision) {
@@ -189,7 +254,7 @@ class Trainer {
     if (decision.last_attempt_with_data && attempt_ + 1 < options_.steps) {
       progress_.note(fmt::format("a rank has no more data: all ranks stop after attempt {}", attempt_));
     }
-    progress_.report(attempt_, updates_, skips_, loss_, gradient_norm_);
+    progress_.report(attempt_, replica_.updates(), skips_, loss_, gradient_norm_);
     ++attempt_;
   }
 
@@ -205,16 +270,12 @@ class Trainer {
     return {decision.status(), decision.agreed};
   }
 
-  // Runs one stage of a micro-batch with the faults that are due in it. Under the guard an exception becomes
-  // a flag, and the rest of this rank's attempt is left out.
+  // Runs one stage of a micro-batch. Under the guard an exception becomes a flag, and the rest of this rank's
+  // attempt is left out.
   template <typename Body>
-  bool run_stage(Stage stage, int micro, Body&& body) {
-    const auto guarded = [&] {
-      faults_.at(stage, attempt_, micro);
-      body();
-    };
-    if (guard_ != nullptr) return guard_->run(stage, guarded);
-    guarded();
+  bool run_stage(Stage stage, Body&& body) {
+    if (guard_ != nullptr) return guard_->run(stage, body);
+    body();
     return true;
   }
 
@@ -223,78 +284,72 @@ class Trainer {
   }
 
   void observe_loss(float loss) {
-    loss_ += static_cast<double>(loss) / options_.accumulate;
+    loss_ += static_cast<double>(loss);
     if (guard_ != nullptr) guard_->observe_loss(static_cast<double>(loss));
   }
 
+  void set_natural_faults(int m, bool on) {
+    for (const NaturalFaultSpec& spec : natural_faults_) {
+      if (spec.sum_overflow() || spec.fault == NaturalFault::kDeadUnit || !spec.due(rank(), attempt_, m)) continue;
+      workload_.set_fault(*spec.fault, on);
+    }
+  }
+
+  bool sum_overflow_due() const {
+    return std::ranges::any_of(natural_faults_, [&](const NaturalFaultSpec& spec) {
+      return spec.sum_overflow() && spec.due(rank(), attempt_, spec.micro);
+    });
+  }
+
+  // As if the loss scale were as large as this rank's gradients alone can bear: the largest magnitude comes to lie
+  // in the upper half of what the type holds, so that two of it do not fit.
+  void grow_to_the_limit() {
+    const double abs_max = scan(TensorView::of(workload_.gradients())).abs_max;
+    if (abs_max == 0) return;
+    const double growth = std::exp2(std::floor(std::log2(dtype_largest(options_.dtype()) / abs_max)));
+    for (float& value : workload_.gradients()) value = static_cast<float>(value * growth);
+  }
+
   bool omitted() const { return std::ranges::count(options_.omitted_updates, attempt_) != 0; }
-  double learning_rate() const { return options_.schedule.rate(updates_); }
+  double learning_rate() const { return options_.schedule.rate(replica_.updates()); }
 
-  std::span<float> values(const BucketSlice& slice) {
-    return workload_.gradients().subspan(static_cast<std::size_t>(slice.offset),
-                                         static_cast<std::size_t>(slice.count));
+  template <typename Element>
+  static std::span<Element> part_of(std::span<Element> flat, const BucketSlice& slice) {
+    return flat.subspan(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count));
+  }
+  std::span<float> gradient(const BucketSlice& slice) { return part_of(workload_.gradients(), slice); }
+
+  // "conv1.weight/exp_avg"; the parameter itself has no part.
+  const std::string& state_name(std::string_view tensor, std::string_view part) {
+    name_.assign(tensor);
+    if (!part.empty()) name_.append("/").append(part);
+    return name_;
   }
 
-  void share_from_rank_0(void* data, std::size_t bytes) {
-    MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, communicator_);
-  }
-
-  std::vector<char> packed_buffers() const {
-    std::vector<char> packed;
-    for (const MutableBuffer& buffer : workload_.buffers()) {
-      const char* data = static_cast<const char*>(buffer.data);
-      packed.insert(packed.end(), data, data + buffer.bytes);
-    }
-    return packed;
-  }
-
-  void unpack_buffers(const std::vector<char>& packed) {
-    const char* from = packed.data();
-    for (const MutableBuffer& buffer : workload_.buffers()) {
-      std::memcpy(buffer.data, from, buffer.bytes);
-      from += buffer.bytes;
-    }
-  }
-
-  // Each rank takes its part of the test samples.
+  // Each rank takes its part of the held-out samples.
   void print_score() {
     const std::int64_t all = workload_.test_samples();
     const std::int64_t wanted = options_.evaluate < 0 ? all : std::min(all, options_.evaluate);
     const Probe weights = scan(TensorView::of(workload_.parameters()));
-    Score score =
-        workload_.evaluate(wanted * rank() / collective_.size(), wanted * (rank() + 1) / collective_.size());
+    Score score = workload_.evaluate(wanted * rank() / collective_.size(),
+                                     wanted * (rank() + 1) / collective_.size());
     std::int64_t counts[2] = {score.correct, score.total};
     MPI_Allreduce(MPI_IN_PLACE, counts, 2, MPI_INT64_T, MPI_SUM, communicator_);
+    MPI_Allreduce(MPI_IN_PLACE, &score.loss_sum, 1, MPI_DOUBLE, MPI_SUM, communicator_);
     if (counts[1] > 0) {
-      say(fmt::format("test accuracy {:.4f} ({} of {} images)",
-                      static_cast<double>(counts[0]) / static_cast<double>(counts[1]), counts[0], counts[1]));
+      const double total = static_cast<double>(counts[1]);
+      say(fmt::format("test accuracy {:.4f} ({} of {}), loss {:.4f}", static_cast<double>(counts[0]) / total,
+                      counts[0], counts[1], score.loss_sum / total));
     }
     say(fmt::format("parameters total={} non_finite={}", weights.count, weights.bad.total()));
   }
 
   void print_digests() {
-    Digest parameters;
-    parameters.add(workload_.parameters());
-    Digest optimizer;
-    for (const auto& piece : optimizer_->state()) optimizer.add(piece);
-    const std::uint64_t steps = optimizer_->steps();
-    optimizer.add(&steps, sizeof(steps));
-    Digest ema;
-    ema.add(ema_);
-    Digest buffers;
-    const std::vector<char> packed = packed_buffers();
-    buffers.add(packed.data(), packed.size());
-    Digest rng;
-    const std::string rng_state = workload_.rng_state();
-    rng.add(rng_state.data(), rng_state.size());
-
     std::vector<Bytes> lines;
-    const Status gathered = collective_.gather(
-        fmt::format(
-            "digest rank={} parameters={} optimizer={} ema={} buffers={} rng={} attempts={} updates={}",
-            rank(), parameters.hex(), optimizer.hex(), ema.hex(), buffers.hex(), rng.hex(), attempt_,
-            updates_),
-        &lines);
+    const Status gathered =
+        collective_.gather(fmt::format("digest rank={} {} attempts={} updates={}", rank(), replica_.digests(),
+                                       attempt_, replica_.updates()),
+                           &lines);
     if (!gathered.ok()) throw std::runtime_error(gathered.to_string());
     for (const Bytes& line : lines) say(line);
   }
@@ -307,74 +362,34 @@ class Trainer {
   const MPI_Comm communicator_;
   Collective& collective_;
   Workload& workload_;
-  StepGuard* const guard_;  // null with --guard off
+  StepGuard* const guard_;
   const FaultInjector faults_;
+  const std::vector<NaturalFaultSpec> natural_faults_;
   Sampler sampler_;
-  const std::unique_ptr<Optimizer> optimizer_;
+  Sampler rank_0_sampler_;         // for sum-overflow, in which every rank has the same batch
   const std::uint64_t data_ends_;  // this rank has batches for so many attempts; 0 for ever
+  Replica replica_;
+  GradientBucket bucket_;
   Progress progress_;
 
-  std::vector<float> ema_;
   std::uint64_t attempt_ = 0;
-  std::uint64_t updates_ = 0;
   std::uint64_t skips_ = 0;
 
   // Of the running attempt.
-  double loss_ = 0.0;
-  double gradient_norm_ = 0.0;
-  std::vector<std::int64_t> sample_ids_;
+  std::vector<std::vector<std::int64_t>> samples_;  // by micro-batch
+  double denominator_ = 1.0;
+  double loss_scale_ = 1.0;
+  double loss_ = 0.0;           // of this rank; after the reduction the mean over the ranks
+  double gradient_norm_ = 0.0;  // unscaled; NaN when the reduced gradient is not finite
+  UpdateScale update_scale_;
   std::vector<char> buffers_before_;  // when its update is to be omitted
+  std::string name_;                  // see state_name()
 };
-
-FaultSurface fault_surface(const Options& options, Workload& workload, int world_size) {
-  FaultSurface surface;
-  const auto at = [&](Stage stage) -> auto& { return surface.tensors[static_cast<std::size_t>(stage)]; };
-  at(Stage::kInput) = {{"input", workload.input_elements(options.batch)}};
-  at(Stage::kForward) = {{"output", workload.output_elements(options.batch)}};
-  at(Stage::kLoss) = {{"loss", 1}};
-  for (const BucketSlice& slice : workload.layout()) {
-    at(Stage::kBackward).emplace_back(slice.tensor, slice.count);
-    at(Stage::kReduction).emplace_back(slice.tensor, slice.count);
-  }
-  surface.micro_batches = options.accumulate;
-  surface.world_size = world_size;
-  surface.attempts = options.steps;
-  return surface;
-}
-
-Status parse_faults(const Options& options, Workload& workload, int world_size, std::vector<Fault>* faults) {
-  const FaultSurface surface = fault_surface(options, workload, world_size);
-  for (const std::string& spec : options.faults) {
-    Fault fault;
-    if (Status s = parse_fault(spec, &fault); !s.ok()) return s;
-    if (Status s = resolve_fault(surface, &fault); !s.ok()) return s;
-    faults->push_back(fault);
-  }
-  return Status();
-}
-
-// What can go wrong before the first step, on this rank.
-struct Preparation {
-  std::unique_ptr<Workload> workload;
-  std::vector<Fault> faults;
-  std::string policy;
-};
-
-Status prepare(const Options& options, int world_size, Preparation* out) {
-  if (Status s = read_policy_file(options.policy_file, &out->policy); !s.ok()) return s;
-  if (Status s = make_fashion_mnist(options.data.front(), options.seed, &out->workload); !s.ok()) return s;
-  if (Status s =
-          check_sampler(out->workload->training_samples(), world_size, options.batch, options.accumulate);
-      !s.ok()) {
-    return s;
-  }
-  return parse_faults(options, *out->workload, world_size, &out->faults);
-}
 
 void print_start(const Options& options, int world_size, const StepGuard* guard) {
-  fmt::print("guarded_train: {} on {} rank{}, {} attempts of {} x {} samples, {}\n", options.workload,
-             world_size, world_size == 1 ? "" : "s", options.steps, world_size * options.accumulate,
-             options.batch, options.optimizer.name);
+  fmt::print("guarded_train: {} on {} rank{}, {} attempts of {} x {} samples, {}, gradients in {}\n", options.workload,
+             world_size, world_size == 1 ? "" : "s", options.steps, world_size * options.accumulate, options.batch,
+             options.optimizer.name, options.precision);
   if (guard == nullptr) {
     fmt::print("guard: OFF, a non-finite value will reach the weights\n");
     return;
@@ -387,6 +402,17 @@ Ending refuse(const Status& status, int rank) {
   return {status};
 }
 
+Status make_guard(const Options& options, const Preparation& prepared, Collective& collective,
+                  std::unique_ptr<StepGuard>* out) {
+  GuardOptions guard_options;
+  guard_options.policy = prepared.policy;
+  guard_options.run_dir = options.run_dir;
+  guard_options.expected_ranks = options.expected_ranks;
+  guard_options.loss_scaling = options.scales_loss();
+  if (Status s = StepGuard::create(collective, guard_options, out); !s.ok()) return s;
+  return (*out)->agree_on_layout(prepared.workload->layout());
+}
+
 }  // namespace
 
 Ending train(const Options& options, const Status& parsed, MPI_Comm communicator, Collective& collective) {
@@ -396,19 +422,11 @@ Ending train(const Options& options, const Status& parsed, MPI_Comm communicator
 
   std::unique_ptr<StepGuard> guard;
   if (options.guard) {
-    GuardOptions guard_options;
-    guard_options.policy = prepared.policy;
-    guard_options.run_dir = options.run_dir;
-    guard_options.expected_ranks = options.expected_ranks;
-    if (Status s = StepGuard::create(collective, guard_options, &guard); !s.ok()) {
-      return refuse(s, collective.rank());
-    }
-  }
-  if (guard) {
-    if (Status s = guard->agree_on_layout(prepared.workload->layout()); !s.ok()) return refuse(s, collective.rank());
+    if (Status s = make_guard(options, prepared, collective, &guard); !s.ok()) return refuse(s, collective.rank());
   }
   if (collective.rank() == 0) print_start(options, collective.size(), guard.get());
-  Trainer trainer(options, communicator, collective, *prepared.workload, prepared.faults, guard.get());
+  if (guard) install_stop_signals();
+  Trainer trainer(options, communicator, collective, prepared, guard.get());
   const Ending ending = trainer.run();
   guard.reset();  // an evaluation takes as long as it takes
   if (ending.status.ok()) trainer.report();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "holdfast/step_guard.h"
+#include "train/natural_fault.h"
 
 namespace holdfast::train {
 
@@ -18,8 +19,9 @@ struct MutableBuffer {
   std::size_t bytes = 0;
 };
 
-// Counts of correct answers that add over ranks.
+// Over held-out targets; adds over ranks.
 struct Score {
+  double loss_sum = 0;
   std::int64_t correct = 0;
   std::int64_t total = 0;
 };
@@ -40,6 +42,11 @@ class Workload {
 
   virtual std::int64_t training_samples() const = 0;
 
+  // Targets (images, tokens) in these samples: what a mean loss divides by. With variable_targets() false it is
+  // the same for every batch of the same size.
+  virtual std::int64_t targets(std::span<const std::int64_t> sample_ids) const = 0;
+  virtual bool variable_targets() const = 0;
+
   // Elements of input(), output() and the loss for a batch of this many samples.
   virtual std::int64_t input_elements(std::int64_t batch) const = 0;
   virtual std::int64_t output_elements(std::int64_t batch) const = 0;
@@ -49,15 +56,21 @@ class Workload {
   virtual std::span<float> input() = 0;
   virtual void forward() = 0;
   virtual std::span<float> output() = 0;
-  // Mean over the micro-batch.
-  virtual void compute_loss() = 0;
+  // The sum of the losses of the micro-batch's targets, divided by `denominator`.
+  virtual void compute_loss(double denominator) = 0;
   virtual std::span<float, 1> loss() = 0;
   // Adds `scale` times the loss's gradient to gradients().
   virtual void backward(float scale) = 0;
 
-  // Test samples [begin, end), with the statistics as they are.
+  // Held-out samples [begin, end), with the statistics as they are.
   virtual Score evaluate(std::int64_t begin, std::int64_t end) = 0;
   virtual std::int64_t test_samples() const = 0;
+
+  // Natural faults that this workload can be set up with. set_fault() comes before targets() and load() of the
+  // micro-batch concerned, on the rank concerned, and turns the fault off after it. kDeadUnit changes
+  // parameters: it is set once, on every rank, before training, and stays.
+  virtual bool supports(NaturalFault fault) const = 0;
+  virtual void set_fault(NaturalFault fault, bool on) = 0;
 
   // The state of the random generator, as bytes.
   virtual std::string rng_state() const = 0;

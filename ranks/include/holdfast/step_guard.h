@@ -23,9 +23,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/decision.h"
+#include "holdfast/loss_scaler.h"
 #include "holdfast/scan.h"
 #include "holdfast/tensor_view.h"
 
@@ -36,6 +38,7 @@ struct GuardOptions {
   std::string run_dir;        // where rank 0 keeps the record of the run; empty for none
   int expected_ranks = 0;     // when not 0, any other number of ranks is refused (exit code 83)
   std::map<std::string, int> axes;  // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
+  bool loss_scaling = false;  // the trainer scales its loss, see loss_scale()
   bool watchdog = true;       // end this process when an attempt makes no progress, see Policy
 };
 
@@ -43,6 +46,14 @@ struct GuardOptions {
 struct BucketSlice {
   std::string_view tensor;
   std::int64_t offset = 0;
+  std::int64_t count = 0;
+};
+
+// Elements [begin, begin + count) of one tensor of a bucket.
+struct SharePiece {
+  std::string_view tensor;
+  std::int64_t bucket_offset = 0;  // of the piece, in the bucket
+  std::int64_t begin = 0;
   std::int64_t count = 0;
 };
 
@@ -94,8 +105,9 @@ class StepGuard {
   // No error in this attempt on this rank. Says nothing of non-finite values.
   bool healthy() const;
 
-  // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement.
-  Probe observe(Stage stage, std::string_view tensor, const TensorView& view);
+  // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a piece
+  // of the tensor that begins at element `offset`.
+  Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset = 0);
 
   // observe() for each tensor of a flat bucket.
   void observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout);
@@ -104,9 +116,34 @@ class StepGuard {
   // of its elements, so that an overflow born in the sum is found once.
   void observe_share(const TensorView& bucket, std::span<const BucketSlice> layout);
 
+  // This rank's share of a layout: pieces of its tensors that, over all ranks, cover each element once.
+  std::vector<SharePiece> share(std::span<const BucketSlice> layout) const;
+
+  // Optimizer stage, by the policy's check_update. With BEFORE, observe() the prospective values at stage
+  // optimizer ahead of decide(); each rank may do its share(). With AFTER, call this inside update() for what was
+  // written, on every rank: a finding is told in the next decide(), or in close().
+  bool checks_update_before() const;
+  void observe_written(std::string_view tensor, const TensorView& view);
+
   // The loss of one micro-batch on this rank, observed at stage loss. The mean over the attempt's micro-batches
   // is logged as it is, NaN and all.
   void observe_loss(double loss);
+
+  // Keeps a number with this rank's report of this attempt, should it turn out bad.
+  void annotate(std::string_view name, std::int64_t value);
+
+  // Early warning. `value` must be the same on every rank, such as the norm of the reduced gradient: says whether
+  // it is far above what it has been, see Policy.Spike. With action SKIP the attempt is then not applied.
+  bool watch(std::string_view name, double value);
+
+  // Early warning when a magnitude, the same on every rank, comes near the largest finite value of its type.
+  void watch_headroom(std::string_view tensor, DType dtype, double abs_max);
+
+  // 1 unless GuardOptions::loss_scaling. Multiply the loss by it before backward, and the reduced gradient by its
+  // inverse before clipping and update. Changes in finish() only, on all ranks alike.
+  double loss_scale() const;
+  LossScaler::State loss_scale_state() const;  // to be saved with a checkpoint
+  void restore_loss_scale(const LossScaler::State& state);
 
   // Asks every rank to stop at the end of this attempt, without an update (exit code 86).
   void request_stop();

@@ -28,6 +28,12 @@ struct Verdict {
   bool last_attempt_with_data = false;    // a rank has no batch for the next attempt: all stop after this one
 
   bool clean() const { return kind == Kind::kClean; }
+
+  // An overflow that a smaller loss scale may cure: the first non-finite values are gradients, local or summed,
+  // and input, output and loss were finite on every rank.
+  bool gradient_overflow() const {
+    return kind == Kind::kNonFinite && (earliest_stage == Stage::kBackward || earliest_stage == Stage::kReduction);
+  }
 };
 
 // Fails closed: a sum that misses a participant, that disagrees, or with a lane set that this version does not

@@ -9,7 +9,8 @@ class Policy;
 
 class SkipBudget {
  public:
-  void count_skip();
+  void count_skip() { charge(1); }
+  void charge(std::uint64_t skips);
   void count_update() { consecutive_ = 0; }
 
   // Whether one more skip would be within the policy.

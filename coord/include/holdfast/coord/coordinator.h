@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "holdfast/collectives/topology.h"
 #include "holdfast/coord/budget.h"
+#include "holdfast/coord/calibration.h"
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/event_log.h"
 #include "holdfast/coord/incident.h"
@@ -28,7 +30,14 @@ class Coordinator {
   void run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates);
 
   // Each clean attempt.
-  void update_applied() { budget_.count_update(); }
+  void update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+
+  // Early warnings and changes, for the record only.
+  void scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from, double to);
+  void spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view name, double value,
+             double threshold);
+  void headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view tensor,
+                double abs_max, double largest);
 
   // Each attempt that is not clean: decides, puts it on record, counts it, in this order, before any rank is
   // told.
@@ -36,6 +45,9 @@ class Coordinator {
 
  private:
   explicit Coordinator(const Policy& policy);
+  Decision decide_and_count(const Incident& incident);
+  void charge_pending(const Incident& incident);
+  void watch_calibration_rate(const Incident& incident);
   void record(const std::string& name, nlohmann::ordered_json fields);
   std::vector<std::string> origin_devices(const Incident& incident) const;
   nlohmann::ordered_json origin_json(const Origin& origin) const;
@@ -43,6 +55,8 @@ class Coordinator {
 
   const std::unique_ptr<const Policy> policy_;
   SkipBudget budget_;
+  Calibration calibration_;
+  bool calibration_alert_ = false;  // raised and not cleared yet
   Suspects suspects_;
   Topology topology_;
   RunFolder folder_;

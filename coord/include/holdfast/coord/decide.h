@@ -9,6 +9,9 @@ namespace holdfast {
 
 class Policy;
 
+// Whether a skip of this attempt is one that loss scaling is expected to make: see Policy.LossScale.
+bool is_calibration(const Policy& policy, const Incident& incident);
+
 // `budget` is as it was before this attempt. Never returns APPLY.
 Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident);
 

@@ -27,6 +27,12 @@ struct LocalError {
   std::string what;
 };
 
+// A number that the trainer thought worth keeping, such as the count of valid targets.
+struct Fact {
+  std::string name;
+  std::int64_t value = 0;
+};
+
 // What one rank saw of its attempt.
 struct RankView {
   int rank = 0;
@@ -36,6 +42,7 @@ struct RankView {
   double loss = std::numeric_limits<double>::quiet_NaN();  // as it is, never patched
   bool has_loss = false;
   Agreement agreement;
+  std::vector<Fact> facts;
 };
 
 // A rank's view as bytes. decode_rank_view() takes anything and gives false for what it cannot read.
@@ -52,6 +59,13 @@ struct Origin {
   std::string host;
   Finding finding;   // its first bad tensor at that stage
   BadCounts counts;  // over the tensors it reported at that stage
+  std::vector<Fact> facts;
+};
+
+// The loss scale that an attempt was made with.
+struct LossScaleView {
+  double scale = 1.0;
+  bool exhausted = false;  // an overflow now finds nothing left to halve
 };
 
 struct Incident {
@@ -60,12 +74,15 @@ struct Incident {
   std::uint64_t update = 0;  // updates applied before this attempt
   Verdict verdict;
   std::vector<RankView> views;  // of the ranks that had something to say, by rank
+  std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
+  std::string fired_rule = {};                   // what a rule said that asks for this attempt to be skipped
 
   // One origin for each rank that saw the earliest non-finite stage, by rank.
   std::vector<Origin> origins() const;
   // The view with the lowest rank that has an error, if any.
   const RankView* first_error() const;
-  // The stage to put in the log: the earliest non-finite one, else that of the first error.
+  // The stage to put in the log: the optimizer's when it was an update that failed, else the earliest non-finite
+  // one, else that of the first error.
   std::optional<Stage> stage() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;

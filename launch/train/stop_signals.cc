@@ -1,0 +1,26 @@
+#include "train/stop_signals.h"
+
+#include <atomic>
+#include <csignal>
+
+namespace holdfast::train {
+namespace {
+
+std::atomic<bool> requested{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "it is written by a signal handler");
+
+void request(int) { requested.store(true, std::memory_order_relaxed); }
+
+}  // namespace
+
+void install_stop_signals() {
+  struct sigaction action = {};
+  action.sa_handler = request;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+bool stop_requested() { return requested.load(std::memory_order_relaxed); }
+
+}  // namespace holdfast::train

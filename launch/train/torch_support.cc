@@ -1,0 +1,57 @@
+#include "train/torch_support.h"
+
+#include <dlfcn.h>
+
+#include "train/text_dataset.h"
+
+namespace holdfast::train {
+namespace {
+
+constexpr std::int64_t kAlignment = 16;  // elements
+
+}  // namespace
+
+// The BLAS behind libtorch has a thread pool of its own, which at::set_num_threads does not reach.
+void use_one_thread() {
+  at::set_num_threads(1);
+  if (void* set = dlsym(RTLD_DEFAULT, "openblas_set_num_threads")) reinterpret_cast<void (*)(int)>(set)(1);
+}
+
+std::span<float> floats(torch::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+torch::nn::functional::CrossEntropyFuncOptions sum_of_losses() {
+  return torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum).ignore_index(kNoTarget);
+}
+
+std::string torch_rng_state() {
+  const torch::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
+  return {static_cast<const char*>(state.data_ptr()), state.nbytes()};
+}
+
+FlatParameters::FlatParameters(torch::nn::Module& module) {
+  const auto parameters = module.named_parameters();
+  std::int64_t total = 0;
+  for (const auto& parameter : parameters) {
+    names_.push_back(parameter.key());
+    layout_.push_back({{}, total, parameter.value().numel()});
+    total += (parameter.value().numel() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  parameters_ = torch::zeros({total});
+  gradients_ = torch::zeros({total});
+  for (std::size_t i = 0; i < layout_.size(); ++i) {
+    BucketSlice& slice = layout_[i];
+    slice.tensor = names_[i];
+    torch::Tensor tensor = parameters[i].value();
+    const auto home = [&](const torch::Tensor& flat) {
+      return flat.narrow(0, slice.offset, slice.count).view(tensor.sizes());
+    };
+    torch::Tensor values = home(parameters_);
+    values.copy_(tensor.detach());
+    tensor.set_data(values);
+    tensor.mutable_grad() = home(gradients_);
+  }
+}
+
+}  // namespace holdfast::train
