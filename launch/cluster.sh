@@ -208,7 +208,8 @@ SCRIPT
   chmod +x "$state/rsh"
   echo "$nodes" >"$state/nodes"
   trap - EXIT
-  echo "cluster $name: node0 to node$((nodes - 1)), ${subnet%.*}.1 to $nodes${loss:+, loss $loss}${delay:+, delay $delay}"
+  local impaired=${loss:+, loss $loss}${delay:+, delay $delay}
+  echo "cluster $name: node0 to node$((nodes - 1)), ${subnet%.*}.1 to ${subnet%.*}.$nodes$impaired"
 }
 
 run() {

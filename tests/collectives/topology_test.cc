@@ -1,6 +1,8 @@
 #include "holdfast/collectives/topology.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -194,12 +196,12 @@ std::vector<int> cpu_numbers(const std::string& list) {
 }
 
 TEST(Placement, TheCpusAreThoseThatTheProcessMayRunOn) {
-  cpu_set_t before;
-  CPU_ZERO(&before);
-  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ASSERT_EQ(sched_getaffinity(0, sizeof(set), &set), 0);
   std::vector<int> allowed;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &before)) allowed.push_back(cpu);
+    if (CPU_ISSET(cpu, &set)) allowed.push_back(cpu);
   }
   const RankPlacement p = detect_placement(2);
   EXPECT_EQ(p.rank, 2);
@@ -208,15 +210,30 @@ TEST(Placement, TheCpusAreThoseThatTheProcessMayRunOn) {
   EXPECT_EQ(cpu_numbers(p.cpus), allowed);
   EXPECT_TRUE(p.gpu_uuid.empty()) << "no CUDA context was made here";
   EXPECT_TRUE(p.gpu_pci.empty());
+}
 
-  // Bound to one of them.
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(static_cast<std::size_t>(allowed.back()), &one);
-  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-  const RankPlacement bound = detect_placement(2);
-  sched_setaffinity(0, sizeof(before), &before);
-  EXPECT_EQ(bound.cpus, std::to_string(allowed.back()));
+TEST(Placement, AProcessThatIsBoundToOneCpuSaysSo) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  std::size_t last = 0;
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) last = cpu;
+  }
+  // In a process of its own, since it is all threads of a process that count.
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(last, &one);
+    const bool bound = sched_setaffinity(0, sizeof(one), &one) == 0;
+    _exit(bound && detect_placement(0).cpus == std::to_string(last) ? 0 : 1);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(child, &state, 0), child);
+  EXPECT_TRUE(WIFEXITED(state));
+  EXPECT_EQ(WEXITSTATUS(state), 0);
 }
 
 }  // namespace
