@@ -41,7 +41,8 @@ Lookout::Move Lookout::tick(const Answer& own) {
   }
   if (asked_ >= 0) {
     ++asked_;
-    return asked_ >= options_.answer_ticks || all_answered() ? conclude(own) : Move::kNothing;
+    const std::int64_t patience = hurried_ ? options_.hurried_ticks : options_.answer_ticks;
+    return asked_ >= patience || all_answered() ? conclude(own) : Move::kNothing;
   }
   return suspected_ ? ask() : Move::kNothing;
 }
@@ -108,9 +109,14 @@ Lookout::Move Lookout::leave(const Answer& own) {
   }
   departure_ = Departure();
   departure_.reported_by = self_.rank;
-  const bool deaths = since_death_ >= 0;
+  const bool deaths = since_death_ > 0;
+  // Whoever answers may be behind because the absent no longer take part: a collective can have ended on some ranks
+  // and not on others.
+  const bool absent = deaths || std::ranges::any_of(peers_, [](const auto& entry) {
+    return entry.second.state != Peer::State::kHere || !entry.second.answered;
+  });
   const auto sort_in = [&](const RankIdentity& who, const Answer& answer) {
-    if (!deaths && answer.place.behind(front) && answer.deadlines_missed > 0) {
+    if (!absent && answer.place.behind(front) && answer.deadlines_missed > 0) {
       departure_.missing.push_back({who, Absence::kStuck, answer.place});
     } else {
       departure_.survivors.push_back({who, answer.place});

@@ -26,6 +26,7 @@ class Lookout {
  public:
   struct Options {
     std::int64_t answer_ticks = 10;  // a rank has so long to answer
+    std::int64_t hurried_ticks = 4;  // or so long, when this process may be killed any moment
     std::int64_t death_ticks = 3;    // from the first closed connection to leaving: several may close together,
                                      // and mpirun must see the one that died first
     int defers_to = -1;              // the deputy: says nothing while this rank is there to say it
@@ -38,6 +39,7 @@ class Lookout {
   Lookout(RankIdentity self, std::vector<RankIdentity> peers, Options options);
 
   void suspect() { suspected_ = true; }
+  void hurry() { hurried_ = suspected_ = true; }  // suspect, and conclude sooner from now on
   void answered(int rank, const Answer& answer);
   void closed(int rank);    // without goodbye
   void goodbye(int rank);   // it is done and will close
@@ -67,6 +69,7 @@ class Lookout {
   const Options options_;
   std::map<int, Peer> peers_;  // by rank
   bool suspected_ = false;
+  bool hurried_ = false;
   std::int64_t asked_ = -1;       // ticks since the running inquiry began; -1 when there is none
   std::int64_t since_death_ = -1;  // ticks since the first closed connection
   Departure departure_;

@@ -89,7 +89,7 @@ void Link::send(FrameType type, std::string_view payload) {
 void Link::write_next() {
   asio::async_write(socket_, asio::buffer(outgoing_.front()),
                     [self = shared_from_this()](error_code error, std::size_t) {
-                      if (error) return self->fail();
+                      if (error || !self->open()) return self->fail();
                       self->outgoing_.pop_front();
                       if (!self->outgoing_.empty()) self->write_next();
                     });
@@ -104,7 +104,6 @@ void Link::close() {
 void Link::fail() {
   error_code ignored;
   socket_.close(ignored);
-  outgoing_.clear();
   const OnClosed handler = std::exchange(on_closed_, nullptr);
   on_frame_ = nullptr;
   if (handler) handler();
@@ -207,10 +206,18 @@ void Listener::check_hello(const std::shared_ptr<Stranger>& stranger, FrameType 
   links_.emplace_back(who.rank, link);
   link->trust();
   link->handle([this, rank = who.rank](FrameType t, std::string_view p) { handlers_.on_frame(rank, t, p); },
-               [this, rank = who.rank] { handlers_.on_closed(rank); });
+               [this, rank = who.rank] { lost(rank); });
   link->send(FrameType::kWelcome, server_proof(token_, nonce, stranger->nonce));
   if (complete()) stop_listening();
   handlers_.on_joined(who);
+}
+
+// Before all are there, a rank whose welcome was lost tries again.
+void Listener::lost(int rank) {
+  if (complete()) return handlers_.on_closed(rank);
+  std::erase_if(links_, [&](const auto& link) { return link.first == rank; });
+  std::erase_if(joined_, [&](const RankIdentity& who) { return who.rank == rank; });
+  expected_.insert(rank);
 }
 
 void Listener::stop_listening() {

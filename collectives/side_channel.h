@@ -24,7 +24,7 @@ enum class FrameType : std::uint8_t {
   kChallenge = 1,  // server: nonce
   kHello = 2,      // client: identity text, nonce, proof
   kWelcome = 3,    // server: proof
-  kSuspect = 10,   // client: I stand still
+  kSuspect = 10,   // client: I stand still; "hurry": I was asked to end
   kAsk = 11,       // server: where are you?
   kAnswer = 12,    // client: see encode_answer()
   kLeave = 13,     // server: why, as text; end now with exit code 84
@@ -51,7 +51,7 @@ class Link : public std::enable_shared_from_this<Link> {
   void close();
   void trust() { max_frame_ = kMaxFrameBytes; }  // the peer has proved itself
   bool open() const { return socket_.is_open(); }
-  bool flushed() const { return outgoing_.empty(); }
+  bool flushed() const { return outgoing_.empty() || !open(); }
 
  private:
   void read_header();
@@ -98,6 +98,7 @@ class Listener {
   void greet(asio::ip::tcp::socket socket);
   void check_hello(const std::shared_ptr<Stranger>& stranger, FrameType type, std::string_view payload);
   void drop(const std::shared_ptr<Stranger>& stranger);
+  void lost(int rank);
   void stop_listening();
 
   asio::io_context& io_;

@@ -84,7 +84,8 @@ std::string Topology::map(std::size_t most_hosts) const {
     }
     text += "\n";
   }
-  if (hosts.size() > most_hosts) text += "  and " + std::to_string(hosts.size() - most_hosts) + " more hosts\n";
+  const std::size_t left = hosts.size() - std::min(hosts.size(), most_hosts);
+  if (left > 0) text += "  and " + std::to_string(left) + (left == 1 ? " more host\n" : " more hosts\n");
   return text;
 }
 

@@ -26,10 +26,13 @@ constexpr milliseconds kConnectTime{15'000};  // for all ranks to be connected
 constexpr milliseconds kRecordTime{2'000};    // for a departure to be put on record
 constexpr milliseconds kFlushTime{500};       // for last words to go out
 constexpr milliseconds kAnswerTime{1'000};
+constexpr milliseconds kHurriedTime{400};     // the same within the second between mpirun's SIGTERM and SIGKILL
 constexpr milliseconds kDeathTime{300};       // a second before mpirun's SIGTERM
 constexpr milliseconds kUnheardTime{5'000};   // overdue, and asked by nobody: leave alone
 constexpr milliseconds kRepeatTime{1'000};    // between two suspicions
 constexpr milliseconds kReportTime{1'000};    // between two reports of where this rank is
+
+constexpr std::string_view kHurry = "hurry";  // payload of a suspicion that cannot wait
 
 std::int64_t ticks(milliseconds time, milliseconds tick) {
   return (time.count() + tick.count() - 1) / tick.count();  // rounded up
@@ -93,6 +96,7 @@ class Watchdog::Impl {
     stop_ = true;
     io_.stop();
     if (thread_.joinable()) thread_.join();
+    for (const auto& dialer : dialers_) dialer->stop();
   }
 
   Status join(Collective& collective);
@@ -110,6 +114,7 @@ class Watchdog::Impl {
   void watch();
   void on_tick();
   void raise_suspicion();
+  void hurry();
   Answer answer() const;
   void on_server_frame(FrameType type, Dialer& from);
   void on_client_frame(int rank, FrameType type, std::string_view payload);
@@ -132,6 +137,7 @@ class Watchdog::Impl {
   std::vector<std::shared_ptr<Dialer>> dialers_;  // to rank 0 and to the deputy
   std::size_t goodbyes_ = 0;                      // of those two
   std::optional<Lookout> lookout_;               // on rank 0 and on the deputy
+  bool hurried_ = false;
   std::int64_t since_suspicion_ = 0;             // ticks
   std::int64_t since_report_ = 0;                // ticks
   std::int64_t unheard_ = 0;                     // ticks that this rank was overdue and asked by nobody
@@ -248,6 +254,7 @@ Status Watchdog::Impl::connect(const Team& team, int world_size) {
 void Watchdog::Impl::watch_out(const Team& team) {
   Lookout::Options options;
   options.answer_ticks = ticks(kAnswerTime, options_.tick);
+  options.hurried_ticks = ticks(kHurriedTime, options_.tick);
   options.death_ticks = ticks(kDeathTime, options_.tick);
   if (self_.rank == team.deputy) {
     options.defers_to = 0;
@@ -272,6 +279,7 @@ void Watchdog::Impl::watch() {
 
 void Watchdog::Impl::on_tick() {
   clock_.tick(board_.beats(), board_.place().attempt, board_.paused());
+  if (!hurried_ && options_.asked_to_end && options_.asked_to_end()) hurry();
   if (clock_.overdue()) {
     if (dialers_.empty() && !lookout_) leave_alone();
     raise_suspicion();
@@ -308,6 +316,12 @@ void Watchdog::Impl::raise_suspicion() {
   if (!lookout_ && ++unheard_ > ticks(kUnheardTime, options_.tick)) leave_alone();
 }
 
+void Watchdog::Impl::hurry() {
+  hurried_ = true;
+  for (const auto& dialer : dialers_) dialer->send(FrameType::kSuspect, kHurry);
+  if (lookout_) lookout_->hurry();
+}
+
 void Watchdog::Impl::on_server_frame(FrameType type, Dialer& from) {
   switch (type) {
     case FrameType::kAsk:
@@ -326,7 +340,7 @@ void Watchdog::Impl::on_client_frame(int rank, FrameType type, std::string_view 
   if (!lookout_) return;
   Answer heard;
   switch (type) {
-    case FrameType::kSuspect: lookout_->suspect(); break;
+    case FrameType::kSuspect: payload == kHurry ? lookout_->hurry() : lookout_->suspect(); break;
     case FrameType::kAnswer:
       if (decode_answer(payload, &heard)) lookout_->answered(rank, heard);
       break;

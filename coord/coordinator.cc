@@ -73,7 +73,7 @@ Json Coordinator::origin_json(const Origin& origin) const {
                {"tensor", origin.finding.tensor},
                {"index", origin.finding.index}};
   put_counts(json, origin.counts);
-  json["micro_batch"] = origin.finding.micro_batch;
+  json["micro_batch"] = origin.finding.micro_batch < 0 ? Json(nullptr) : Json(origin.finding.micro_batch);
   json["facts"] = Json::object();
   for (const Fact& fact : origin.facts) json["facts"][fact.name] = fact.value;
   if (const RankPlacement* place = topology_.find(origin.rank)) {

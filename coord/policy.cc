@@ -48,7 +48,9 @@ Status parse_textproto(const std::string& text, Policy* policy) {
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
   if (parser.ParseFromString(text, policy)) return Status();
-  return Status::usage("policy (textproto): " + error.text());
+  std::string why = error.text();
+  if (why.ends_with('.')) why.pop_back();
+  return Status::usage("policy (textproto): " + why);
 }
 
 // Sets every unset field to its declared default, so that the effective policy can be shown and hashed.

@@ -17,9 +17,16 @@ Status make_private_folder(const std::string& path) {
   const auto parent = std::filesystem::path(path).parent_path();
   if (!parent.empty()) std::filesystem::create_directories(parent, error);
   if (error) return Status::usage("cannot make " + parent.string() + ": " + error.message());
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Status::usage("cannot make the run folder " + path + ": " + std::strerror(errno));
+  if (mkdir(path.c_str(), 0700) == 0) return Status();
+  if (errno != EEXIST || !std::filesystem::is_directory(path, error)) {
+    return Status::usage("cannot make the run folder " + path + ": " + std::strerror(EEXIST));
   }
+  // Somebody else's folder is not ours to close to others, or to fill.
+  const bool ours = std::filesystem::exists(path + "/lock", error);
+  if (!ours && !std::filesystem::is_empty(path, error)) {
+    return Status::usage("the run folder " + path + " is not empty, and no run made it; choose another");
+  }
+  if (error) return Status::usage("cannot look into the run folder " + path + ": " + error.message());
   if (chmod(path.c_str(), 0700) != 0) {
     return Status::usage("cannot make the run folder " + path + " private: " + std::strerror(errno));
   }

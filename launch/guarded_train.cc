@@ -3,8 +3,10 @@
 #include <mpi.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <memory>
+#include <string>
 
 #include "holdfast/collectives/mpi_collective.h"
 #include "train/options.h"
@@ -38,7 +40,9 @@ int main(int argc, char** argv) {
   std::string help;
   const Status parsed = holdfast::train::parse_options(argc, argv, &options, &help);
   if (!help.empty()) {
-    std::fputs(help.c_str(), stdout);
+    // Under mpirun, once will do.
+    const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    if (rank == nullptr || std::string(rank) == "0") std::fputs(help.c_str(), stdout);
     return 0;
   }
   int provided = MPI_THREAD_SINGLE;

@@ -20,7 +20,7 @@ AttemptLog::AttemptLog(int rank, std::string host) {
   view_.host = std::move(host);
 }
 
-void AttemptLog::clear(const Agreement& agreement) {
+void AttemptLog::clear() {
   record_ = Record();
   view_.findings.clear();
   view_.error.reset();
@@ -28,7 +28,6 @@ void AttemptLog::clear(const Agreement& agreement) {
   view_.facts.clear();
   loss_sum_ = 0.0;
   losses_ = 0;
-  view_.agreement = agreement;
   micro_batch_ = 0;
 }
 
@@ -64,7 +63,7 @@ void AttemptLog::add_written(std::string_view tensor, const Probe& probe, std::i
   written_counts_ += probe.bad;
   if (written_.size() >= kMaxFindingsPerRank) return;
   written_.push_back({Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad),
-                      probe.bad, 0});
+                      probe.bad, -1});
 }
 
 void AttemptLog::annotate(std::string_view name, std::int64_t value) {
@@ -81,6 +80,7 @@ bool AttemptLog::bad_of_its_own_making() const {
 Record AttemptLog::record(std::uint64_t agreement_lane) const {
   Record record = record_;
   if (has_error()) record.set_error();
+  if (stop_requested_) record.set_request(Request::kStop);
   if (failed_update_) {
     record.set_update_failed();
     record.add_bad(Stage::kOptimizer, written_counts_);

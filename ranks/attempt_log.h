@@ -14,7 +14,9 @@ class AttemptLog {
  public:
   AttemptLog(int rank, std::string host);
 
-  void clear(const Agreement& agreement);  // a new attempt
+  void clear();  // a new attempt
+  // What the rank claims to be at, for the case that the ranks disagree.
+  void claim(const Agreement& agreement) { view_.agreement = agreement; }
   void micro_batch(int index) { micro_batch_ = index; }
   // `offset` is where the probed elements begin in `tensor`.
   void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
@@ -25,6 +27,8 @@ class AttemptLog {
   void add_written(std::string_view tensor, const Probe& probe, std::int64_t offset);
   void annotate(std::string_view name, std::int64_t value);
   void request(Request request) { record_.set_request(request); }
+  // Survives clear(): an attempt that is skipped must not swallow it.
+  void request_stop() { stop_requested_ = true; }
   void set_no_next_batch() { record_.set_no_next_batch(); }
 
   bool has_error() const { return view_.error.has_value(); }
@@ -41,6 +45,7 @@ class AttemptLog {
   Record record_;
   RankView view_;
   int micro_batch_ = 0;
+  bool stop_requested_ = false;
   double loss_sum_ = 0.0;
   int losses_ = 0;
   std::optional<LocalError> failed_update_;

@@ -17,22 +17,31 @@ struct Ieee {
   using Bits = UInt;
   static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (sizeof(Bits) * 8 - 1));
   static constexpr Bits kInfinity = static_cast<Bits>((kSign - 1) >> kFractionBits << kFractionBits);
+  static constexpr Bits kLeastNormal = static_cast<Bits>(Bits{1} << kFractionBits);
 };
 
 template <>
 struct Format<DType::kFloat64> : Ieee<std::uint64_t, 52> {
   static double value(Bits bits) { return std::bit_cast<double>(bits); }
+  static double exact(Bits magnitude) { return value(magnitude); }
 };
 
 template <>
 struct Format<DType::kFloat32> : Ieee<std::uint32_t, 23> {
   static double value(Bits bits) { return static_cast<double>(std::bit_cast<float>(bits)); }
+  // Right for subnormals even where the floating-point environment reads them as zero.
+  static double exact(Bits magnitude) {
+    return magnitude < kLeastNormal ? 0x1p-149 * static_cast<double>(magnitude) : value(magnitude);
+  }
 };
 
 template <>
 struct Format<DType::kBFloat16> : Ieee<std::uint16_t, 7> {
   static double value(Bits bits) {
     return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16));
+  }
+  static double exact(Bits magnitude) {
+    return magnitude < kLeastNormal ? 0x1p-133 * static_cast<double>(magnitude) : value(magnitude);
   }
 };
 
@@ -46,6 +55,7 @@ struct Format<DType::kFloat16> : Ieee<std::uint16_t, 10> {
     if (magnitude < 0x400) return (sign != 0 ? -0x1p-24 : 0x1p-24) * static_cast<double>(magnitude);
     return std::bit_cast<double>(sign | ((magnitude << 42) + (kBiasDifference << 52)));
   }
+  static double exact(Bits magnitude) { return value(magnitude); }
 };
 
 // Squares are summed in this many partial sums and joined in one fixed order, so the same elements give the
@@ -73,7 +83,7 @@ class Scanner {
   }
 
   Probe finish() {
-    probe_.abs_max = F::value(max_magnitude_);
+    probe_.abs_max = F::exact(max_magnitude_);
     for (const double partial : sums_) probe_.sum_of_squares += partial;
     return probe_;
   }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -37,18 +38,20 @@ std::string host_name() {
 }
 
 std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
 
 // Collective. The rank that reports a departure need not be rank 0, but it is rank 0's folder that it writes to.
-Status start_watchdog(Collective& collective, const Policy& policy, const std::string& run_dir,
+Status start_watchdog(Collective& collective, const Policy& policy, const GuardOptions& guard_options,
                       std::unique_ptr<Watchdog>* out) {
+  const std::string& run_dir = guard_options.run_dir;
   Bytes folder = run_dir.empty() ? "" : std::filesystem::absolute(run_dir).string();
   if (Status s = collective.broadcast(&folder); !s.ok()) return s;
   Watchdog::Options options;
   options.deadline = milliseconds(policy.attempt_deadline_seconds());
   options.floor = milliseconds(policy.attempt_deadline_floor_seconds());
   options.side_channel = policy.side_channel();
+  options.asked_to_end = guard_options.asked_to_end;
   if (!folder.empty()) {
     // There is nobody left to tell of a failure, and the same is on stderr.
     options.record = [folder](const Departure& departure) {
@@ -65,6 +68,12 @@ Decision failed(const Status& status) {
 }
 
 }  // namespace
+
+// A floating-point buffer that forward mutates.
+struct ProtectedBuffer {
+  std::string name;
+  TensorView view;
+};
 
 class StepGuard::Impl {
  public:
@@ -92,7 +101,7 @@ class StepGuard::Impl {
 
   void begin() {
     progress(Phase::kBegin);
-    log_.clear({epoch_, attempt_, policy_hash_});
+    log_.clear();
     snapshot_.take();
     applied_ = false;
     overflowed_ = false;
@@ -108,6 +117,10 @@ class StepGuard::Impl {
 
   // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
   Decision decide() {
+    for (const ProtectedBuffer& buffer : scanned_buffers_) {
+      log_.add(Stage::kForward, buffer.name, scan(buffer.view), 0);
+    }
+    log_.claim({epoch_, attempt_, policy_hash_});
     progress(Phase::kDecide);
     Record record = log_.record(agreement_lane());
     if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(failed(s));
@@ -150,7 +163,7 @@ class StepGuard::Impl {
   }
 
   Decision close() {
-    log_.clear({epoch_, attempt_, policy_hash_});
+    log_.clear();
     const Decision decision = decide();
     if (decision.apply() && coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
     return decision;
@@ -177,6 +190,7 @@ class StepGuard::Impl {
   std::string fired_rule_;   // by which this rank asks for the running attempt to be skipped
   AttemptLog log_;
   BufferSnapshot snapshot_;
+  std::vector<ProtectedBuffer> scanned_buffers_;
   std::optional<LossScaler> scaler_;
   std::map<std::string, SpikeDetector, std::less<>> detectors_;
   std::set<std::string, std::less<>> low_headroom_;  // tensors that were warned of
@@ -257,7 +271,7 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options, st
   auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
   if (options.loss_scaling) impl->scale_loss(policy.loss_scale());
   if (options.watchdog) {
-    if (Status s = start_watchdog(collective, policy, options.run_dir, &impl->watchdog_); !s.ok()) return s;
+    if (Status s = start_watchdog(collective, policy, options, &impl->watchdog_); !s.ok()) return s;
   }
   Topology topology;
   RankPlacement placement = detect_placement(collective.rank());
@@ -273,6 +287,10 @@ StepGuard::StepGuard(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StepGuard::~StepGuard() = default;
 
 void StepGuard::protect(void* data, std::size_t bytes) { impl_->snapshot_.add(data, bytes); }
+void StepGuard::protect(std::string_view name, void* data, DType dtype, std::int64_t element_count) {
+  protect(data, static_cast<std::size_t>(element_count * dtype_size(dtype)));
+  impl_->scanned_buffers_.push_back({std::string(name), TensorView::contiguous(data, dtype, element_count)});
+}
 void StepGuard::begin() { impl_->begin(); }
 void StepGuard::micro_batch(int index) { impl_->log_.micro_batch(index); }
 
@@ -342,7 +360,7 @@ void StepGuard::observe_loss(double loss) {
   impl_->observe(Stage::kLoss, "loss", TensorView::of(std::span<const double>(&loss, 1)), 0);
 }
 
-void StepGuard::request_stop() { impl_->log_.request(Request::kStop); }
+void StepGuard::request_stop() { impl_->log_.request_stop(); }
 void StepGuard::no_next_batch() { impl_->log_.set_no_next_batch(); }
 Decision StepGuard::decide() { return impl_->decide(); }
 void StepGuard::begin_update() { impl_->progress(Phase::kUpdate); }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <random>
@@ -87,9 +88,11 @@ int train(const char* run_dir) {
       std::printf("attempt %d: %s\n", attempt, decision.reason.c_str());
     }
     guard->finish();
+    if (!decision.agreed) std::_Exit(decision.exit_code());  // others may be gone: no MPI_Finalize
     if (decision.ends_run()) return decision.exit_code();
   }
   const Decision end = guard->close();
+  if (!end.agreed) std::_Exit(end.exit_code());
   float worst = 0;
   for (int i = 0; i < kFeatures; ++i) worst = std::fmax(worst, std::fabs(weights[i] - static_cast<float>(i + 1)));
   if (rank == 0) {

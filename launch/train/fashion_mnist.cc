@@ -63,7 +63,8 @@ class FashionMnist final : public Workload {
       : train_(std::move(train)), test_(std::move(test)), net_(make_net(seed)), flat_(*net_) {
     for (auto& buffer : net_->named_buffers()) {
       torch::Tensor& tensor = buffer.value();
-      buffers_.push_back({buffer.key(), tensor.data_ptr(), tensor.nbytes()});
+      buffers_.push_back(
+          {buffer.key(), tensor.data_ptr(), tensor.nbytes(), tensor.scalar_type() == torch::kFloat32});
     }
   }
 

@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <map>
+#include <optional>
 
 #include "train/natural_fault_spec.h"
 
@@ -22,7 +25,7 @@ Faults: --inject KIND@STAGE[,key=value...]
   e.g.   --inject nan@backward,rank=2,attempt=300,tensor=conv2.weight,index=middle
 
 Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:
-  0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent
+  0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent, on_first: ABORT
   82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
   85 state spoilt and no checkpoint to restore   86 stopped by the operator
 A rank killed by a signal makes mpirun return 128 + the signal's number. SIGUSR1 to mpirun, or SIGUSR1 or SIGTERM
@@ -39,6 +42,18 @@ std::string default_run_dir() {
   char text[64];
   std::strftime(text, sizeof(text), "runs/%Y%m%d-%H%M%S", &utc);
   return std::string(text) + "-" + std::to_string(getpid());
+}
+
+// CLI11's own ranges let NaN through.
+CLI::Validator finite(const std::string& name, bool (*allowed)(double)) {
+  return CLI::Validator(
+      [name, allowed](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool good = !text.empty() && *end == '\0' && std::isfinite(value) && allowed(value);
+        return good ? std::string() : "'" + text + "' is not a number in the range " + name;
+      },
+      name);
 }
 
 bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts) {
@@ -96,8 +111,9 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.footer("\nNatural faults: --fault NAME[,attempt=A|every=K][,rank=R|all][,micro=M]\n" + natural_fault_help() +
              kFooter);
   app.option_defaults()->always_capture_default();
-  const auto positive = CLI::PositiveNumber;
-  const auto not_negative = CLI::NonNegativeNumber;
+  const CLI::Validator positive = finite("POSITIVE", [](double v) { return v > 0; });
+  const CLI::Validator not_negative = finite("NONNEGATIVE", [](double v) { return v >= 0; });
+  const CLI::Validator part = finite("0..1", [](double v) { return v >= 0 && v <= 1; });
 
   app.add_option("--workload", options->workload, "What to train")->check(CLI::IsMember({"fashion-mnist", "gpt"}));
   app.add_option("--data", options->data,
@@ -120,19 +136,18 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--optimizer", optimizer, "sgd or adamw (default: sgd; for gpt adamw)")
       ->check(CLI::IsMember({"sgd", "adamw"}))
       ->always_capture_default(false);
-  app.add_option("--momentum", options->optimizer.momentum, "sgd")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--momentum", options->optimizer.momentum, "sgd")->check(part);
   app.add_option("--eps", options->optimizer.eps, "adamw: added to the denominator")->check(not_negative);
   app.add_option("--weight-decay", options->optimizer.weight_decay, "sgd: L2; adamw: decoupled")
       ->check(not_negative);
   app.add_option("--clip", options->clip, "Largest global gradient norm; 0 turns clipping off")
       ->check(not_negative);
   app.add_option("--ema-decay", options->ema_decay, "Of the moving average of the weights")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(part);
 
-  double rate = 0;
-  auto* rate_option =
-      app.add_option("--lr", rate, "Peak learning rate (default: sgd 0.05; adamw 0.002, for gpt 0.003)");
-  rate_option->check(positive)->always_capture_default(false);
+  std::optional<double> rate;
+  app.add_option("--lr", rate, "Peak learning rate (default: sgd 0.05; adamw 0.002, for gpt 0.003)")
+      ->check(positive);
   app.add_option("--warmup", options->schedule.warmup_updates, "Updates of linear warm-up");
   const std::map<std::string, Schedule::Decay> decays = {{"none", Schedule::Decay::kNone},
                                                          {"cosine", Schedule::Decay::kCosine},
@@ -141,7 +156,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--decay", decay, "After the warm-up: none, cosine (to 0 at --steps updates), exponential")
       ->check(CLI::IsMember({"none", "cosine", "exponential"}));
   app.add_option("--decay-rate", options->schedule.decay_rate, "Factor an update of the exponential decay")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(part);
 
   std::string guard = "on";
   app.add_option("--guard", guard, "off: train without the guard, to see what it prevents")
@@ -182,7 +197,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   const bool gpt = options->workload == "gpt";
   options->optimizer.name = !optimizer.empty() ? optimizer : gpt ? "adamw" : "sgd";
   const double usual_rate = options->optimizer.name == "sgd" ? 0.05 : gpt ? 0.003 : 0.002;
-  options->schedule.peak = rate > 0 ? rate : usual_rate;
+  options->schedule.peak = rate.value_or(usual_rate);
   options->schedule.decay = decays.at(decay);
   options->schedule.total_updates = options->steps;
   options->progress = modes.at(progress);

@@ -9,7 +9,12 @@ namespace {
 std::atomic<bool> requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "it is written by a signal handler");
 
-void request(int) { requested.store(true, std::memory_order_relaxed); }
+std::atomic<bool> terminated{false};
+
+void request(int signal) {
+  requested.store(true, std::memory_order_relaxed);
+  if (signal == SIGTERM) terminated.store(true, std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -21,6 +26,7 @@ void install_stop_signals() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+bool asked_to_end() { return terminated.load(std::memory_order_relaxed); }
 bool stop_requested() { return requested.load(std::memory_order_relaxed); }
 
 }  // namespace holdfast::train

@@ -7,5 +7,6 @@ namespace holdfast::train {
 // every rank at once; a SIGTERM to mpirun reaches the ranks too, but mpirun kills them a moment later.
 void install_stop_signals();
 bool stop_requested();
+bool asked_to_end();  // SIGTERM came, and with it perhaps SIGKILL a second later
 
 }  // namespace holdfast::train

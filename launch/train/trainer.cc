@@ -38,7 +38,14 @@ class Trainer {
         bucket_(workload_.gradients(), options.dtype(), communicator),
         progress_(options.steps, rank() == 0 ? options.progress : Progress::Mode::kOff) {
     if (guard_ == nullptr) return;
-    for (const MutableBuffer& buffer : workload_.buffers()) guard_->protect(buffer.data, buffer.bytes);
+    for (const MutableBuffer& buffer : workload_.buffers()) {
+      if (buffer.is_fp32) {
+        guard_->protect(buffer.name, buffer.data, DType::kFloat32,
+                        static_cast<std::int64_t>(buffer.bytes / sizeof(float)));
+      } else {
+        guard_->protect(buffer.data, buffer.bytes);
+      }
+    }
   }
 
   Ending run() {
@@ -158,6 +165,7 @@ class Trainer {
 
   // In the precision in which they will be reduced.
   void finish_own_gradients() {
+    if (guard_ != nullptr) guard_->micro_batch(StepGuard::kWholeWindow);
     if (sum_overflow_due()) grow_to_the_limit();
     bucket_.pack();
     if (guard_ != nullptr && guard_->healthy()) {
@@ -330,7 +338,13 @@ class Trainer {
   void print_score() {
     const std::int64_t all = workload_.test_samples();
     const std::int64_t wanted = options_.evaluate < 0 ? all : std::min(all, options_.evaluate);
-    const Probe weights = scan(TensorView::of(workload_.parameters()));
+    std::uint64_t elements = 0;
+    std::uint64_t non_finite = 0;
+    for (const BucketSlice& slice : workload_.layout()) {
+      const Probe probe = scan(TensorView::of(part_of(workload_.parameters(), slice)));
+      elements += probe.count;
+      non_finite += probe.bad.total();
+    }
     Score score = workload_.evaluate(wanted * rank() / collective_.size(),
                                      wanted * (rank() + 1) / collective_.size());
     std::int64_t counts[2] = {score.correct, score.total};
@@ -341,7 +355,7 @@ class Trainer {
       say(fmt::format("test accuracy {:.4f} ({} of {}), loss {:.4f}", static_cast<double>(counts[0]) / total,
                       counts[0], counts[1], score.loss_sum / total));
     }
-    say(fmt::format("parameters total={} non_finite={}", weights.count, weights.bad.total()));
+    say(fmt::format("parameters total={} non_finite={}", elements, non_finite));
   }
 
   void print_digests() {
@@ -409,6 +423,7 @@ Status make_guard(const Options& options, const Preparation& prepared, Collectiv
   guard_options.run_dir = options.run_dir;
   guard_options.expected_ranks = options.expected_ranks;
   guard_options.loss_scaling = options.scales_loss();
+  guard_options.asked_to_end = asked_to_end;
   if (Status s = StepGuard::create(collective, guard_options, out); !s.ok()) return s;
   return (*out)->agree_on_layout(prepared.workload->layout());
 }

@@ -17,6 +17,7 @@ struct MutableBuffer {
   std::string name;
   void* data = nullptr;
   std::size_t bytes = 0;
+  bool is_fp32 = false;  // else integers
 };
 
 // Over held-out targets; adds over ranks.

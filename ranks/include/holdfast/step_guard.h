@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -39,6 +40,7 @@ struct GuardOptions {
   int expected_ranks = 0;     // when not 0, any other number of ranks is refused (exit code 83)
   std::map<std::string, int> axes;  // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
   bool loss_scaling = false;  // the trainer scales its loss, see loss_scale()
+  std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
   bool watchdog = true;       // end this process when an attempt makes no progress, see Policy
 };
 
@@ -63,7 +65,7 @@ class StepGuard {
  public:
   // Collective. `collective` covers every rank that must agree (with tensor or pipeline parallelism: all of
   // them) and must outlive the guard. Fails on every rank alike, with the reason of the lowest rank that has
-  // one: USAGE for a bad policy or run folder. Starts the watchdog.
+  // one: USAGE for a bad policy or run folder. Starts the watchdog, which counts from here on: begin() soon.
   static Status create(Collective& collective, const GuardOptions& options, std::unique_ptr<StepGuard>* out);
   ~StepGuard();
   StepGuard(const StepGuard&) = delete;
@@ -74,15 +76,19 @@ class StepGuard {
   // minority. With model parallelism, ranks that hold different layers are in different groups.
   Status agree_on_layout(std::span<const BucketSlice> layout, int replica_group = 0);
 
-  // Buffers that forward mutates (BatchNorm statistics): `bytes` at `data` are copied at each begin() and put
-  // back unless the attempt is applied. The memory must stay where it is for the guard's life.
+  // A buffer that forward mutates (BatchNorm statistics): copied at each begin() and put back unless the attempt is
+  // applied. decide() scans it, as part of stage forward: an overflow that ends in the statistics alone leaves the
+  // outputs finite, and every later one wrong. The memory must stay where it is for the guard's life.
+  void protect(std::string_view name, void* data, DType dtype, std::int64_t element_count);
+  // One that is not floating point, such as a counter.
   void protect(void* data, std::size_t bytes);
 
   // Starts the next attempt.
   void begin();
 
-  // Tells later observations which micro-batch of the accumulation window they belong to. A non-finite value
-  // in any of them makes the whole attempt bad.
+  // Tells later observations which micro-batch of the accumulation window they belong to, kWholeWindow for what is
+  // made of all of them. A non-finite value in any of them makes the whole attempt bad.
+  static constexpr int kWholeWindow = -1;
   void micro_batch(int index);
 
   // Runs `body` unless this attempt has failed here already, and keeps an exception as this rank's error, at
@@ -145,7 +151,8 @@ class StepGuard {
   LossScaler::State loss_scale_state() const;  // to be saved with a checkpoint
   void restore_loss_scale(const LossScaler::State& state);
 
-  // Asks every rank to stop at the end of this attempt, without an update (exit code 86).
+  // Asks every rank to stop at the end of this attempt, without an update (exit code 86); of the next one that is
+  // not skipped for something worse.
   void request_stop();
 
   // This rank has no batch for the attempt after this one: every rank gets `last_attempt_with_data`. Must be

@@ -35,6 +35,9 @@ class Watchdog {
     std::chrono::milliseconds floor{std::chrono::minutes(1)};
     // False: each rank knows only of itself.
     bool side_channel = true;
+    // Looked at with each tick: true once somebody, such as a launcher that lost a host, has asked this process to
+    // end. The watchdogs then make out at once whether anybody is missing.
+    std::function<bool()> asked_to_end;
     // Called on the watchdog's thread of the reporting rank, before anybody leaves, and given two seconds:
     // puts the departure on record.
     std::function<void(const Departure&)> record;

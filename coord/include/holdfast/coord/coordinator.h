@@ -39,8 +39,7 @@ class Coordinator {
   void headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view tensor,
                 double abs_max, double largest);
 
-  // Each attempt that is not clean: decides, puts it on record, counts it, in this order, before any rank is
-  // told.
+  // Each attempt that is not clean: decides, counts it and puts it on record, before any rank is told.
   Decision handle(const Incident& incident);
 
  private:

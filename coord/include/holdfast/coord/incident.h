@@ -18,7 +18,7 @@ struct Finding {
   std::string tensor;
   std::uint64_t index = 0;  // first bad element, flat, row-major
   BadCounts counts;
-  int micro_batch = 0;
+  int micro_batch = 0;  // -1: of the whole accumulation window
 };
 
 // An exception caught on one rank.
