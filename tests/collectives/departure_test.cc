@@ -13,7 +13,8 @@ TEST(Departure, NamesWhoIsMissingHowAndWhereItWasLastSeen) {
                        {rank(2), Absence::kSilent, Place{2, 11, 0, Phase::kBegin}},
                        {rank(3), Absence::kStuck, Place{1, 0, 9, Phase::kObserve}},
                        {rank(4), Absence::kLeft, Place{2, 12, 5, Phase::kOutside}}};
-  departure.survivors = {{rank(0), Place{2, 12, 4, Phase::kUpdate}}, {rank(5), Place{2, 12, 4, Phase::kDecide}}};
+  departure.survivors = {{rank(0), Place{2, 12, 4, Phase::kUpdate}},
+                         {rank(5), Place{2, 12, 4, Phase::kDecide}}};
   EXPECT_EQ(departure.describe(),
             "rank 1 (host node1, pid 101) died at attempt 12 of epoch 2, phase decide; "
             "rank 2 (host node2, pid 102) is silent at attempt 11 of epoch 2, phase begin; "
@@ -47,7 +48,8 @@ TEST(Departure, NobodyMissingIsSaidInWords) {
   Departure departure;
   departure.survivors = {{rank(0), Place{1, 3, 0, Phase::kDecide}}};
   EXPECT_EQ(departure.describe(),
-            "every rank stands still at the same place. 1 left behind, rank 0 (host node0, pid 100) at attempt 3 of "
+            "every rank stands still at the same place. 1 left behind, rank 0 (host node0, pid 100) at "
+            "attempt 3 of "
             "epoch 1, phase decide");
 }
 

@@ -32,7 +32,8 @@ void expect_capped_gather(Collective& collective, int most, Message&& message, N
   if (collective.rank() == 0) all = {"left", "over"};
   EXPECT_TRUE(collective.gather(message(collective.rank()), &all, most).ok());
   if (collective.rank() == 0) {
-    EXPECT_TRUE(all == expected_gather(collective.size(), most, message, node_of)) << "most per node: " << most;
+    EXPECT_TRUE(all == expected_gather(collective.size(), most, message, node_of))
+        << "most per node: " << most;
   } else {
     EXPECT_TRUE(all.empty());
   }
@@ -44,10 +45,13 @@ void expect_capped_gathers(Collective& collective, NodeOf&& node_of) {
   const auto from_all = [](int r) { return "rank " + std::to_string(r); };
   const auto from_none = [](int) { return Bytes(); };
   const auto from_odd = [](int r) { return r % 2 == 1 ? "odd " + std::to_string(r) : Bytes(); };
-  const auto from_all_but_0 = [](int r) { return r == 0 ? Bytes() : Bytes(static_cast<std::size_t>(r), 'x'); };
+  const auto from_all_but_0 = [](int r) {
+    return r == 0 ? Bytes() : Bytes(static_cast<std::size_t>(r), 'x');
+  };
   const auto binary = [](int r) {
     Bytes bytes(static_cast<std::size_t>(r) * 37 + 1, '\0');
-    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(static_cast<int>(i) * 7 + r * 13);
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      bytes[i] = static_cast<char>(static_cast<int>(i) * 7 + r * 13);
     return bytes;
   };
   const auto large = [](int r) { return Bytes(300'000, static_cast<char>('a' + r)); };

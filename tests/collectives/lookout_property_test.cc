@@ -31,21 +31,27 @@ Job random_job(std::mt19937& random) {
   for (int r = 0; r < ranks; ++r) {
     Fate fate = all_at_one_place || below(8) >= trouble ? Fate::kWaits : static_cast<Fate>(below(7));
     const bool observes = r == job.observer;
-    if (observes && (fate == Fate::kSilent || fate == Fate::kDied || fate == Fate::kLeft)) fate = Fate::kWaits;
+    if (observes && (fate == Fate::kSilent || fate == Fate::kDied || fate == Fate::kLeft))
+      fate = Fate::kWaits;
     job.fates.push_back(fate);
   }
   const auto front_rank = static_cast<std::size_t>(below(ranks));
   if (job.fates[front_rank] != Fate::kPaused && static_cast<int>(front_rank) == job.observer) {
     job.fates[front_rank] = Fate::kWaits;
   }
-  const Place front{1 + random() % 3, random() % 1000, static_cast<std::uint32_t>(random() % 40 + 1), Phase::kDecide};
+  const Place front{1 + random() % 3, random() % 1000, static_cast<std::uint32_t>(random() % 40 + 1),
+                    Phase::kDecide};
   const bool patience_is_over = below(3) == 0;
   for (const Fate fate : job.fates) {
     Answer answer{front, fate == Fate::kPaused, 0};
     if (fate == Fate::kSlow || fate == Fate::kStuck || (fate == Fate::kPaused && below(2) == 0)) {
       switch (below(front.attempt == 0 ? 1 : 2)) {
-        case 0: answer.place.step = static_cast<std::uint32_t>(below(static_cast<int>(front.step))); break;
-        default: answer.place.attempt -= 1 + random() % front.attempt; break;
+        case 0:
+          answer.place.step = static_cast<std::uint32_t>(below(static_cast<int>(front.step)));
+          break;
+        default:
+          answer.place.attempt -= 1 + random() % front.attempt;
+          break;
       }
     }
     if (fate == Fate::kWaits) {
@@ -66,7 +72,8 @@ struct Expected {
 Expected oracle(const Job& job) {
   const auto any = [&](Fate fate) { return std::ranges::count(job.fates, fate) > 0; };
   const bool death = any(Fate::kDied);
-  const bool answers = job.fates[0] != Fate::kSilent && job.fates[0] != Fate::kDied && job.fates[0] != Fate::kLeft;
+  const bool answers =
+      job.fates[0] != Fate::kSilent && job.fates[0] != Fate::kDied && job.fates[0] != Fate::kLeft;
   Expected expected;
   if (job.observer != 0 && answers) return expected;  // rank 0 speaks
 
@@ -122,7 +129,8 @@ TEST(LookoutProperty, RandomJobsAreToldAsAPlainOracleTellsThem) {
   for (int round = 0; round < 20'000; ++round) {
     const Job job = random_job(random);
     // The deputy, rank 0 alive but silent, and another dead: see LookoutDeputy.
-    if (job.observer != 0 && job.fates[0] == Fate::kSilent && std::ranges::count(job.fates, Fate::kDied) > 0) continue;
+    if (job.observer != 0 && job.fates[0] == Fate::kSilent && std::ranges::count(job.fates, Fate::kDied) > 0)
+      continue;
 
     const int ranks = static_cast<int>(job.fates.size());
     LookoutWorld world(ranks, job.observer, job.observer == 0 ? -1 : 0);
@@ -143,7 +151,8 @@ TEST(LookoutProperty, RandomJobsAreToldAsAPlainOracleTellsThem) {
     }
 
     const Expected expected = oracle(job);
-    std::string text = "round " + std::to_string(round) + ", observer " + std::to_string(job.observer) + ", fates";
+    std::string text =
+        "round " + std::to_string(round) + ", observer " + std::to_string(job.observer) + ", fates";
     for (const Fate fate : job.fates) text += " " + std::to_string(static_cast<int>(fate));
     ASSERT_EQ(static_cast<int>(end), static_cast<int>(expected.end)) << text;
     ++ends[static_cast<int>(end)];
@@ -153,7 +162,8 @@ TEST(LookoutProperty, RandomJobsAreToldAsAPlainOracleTellsThem) {
     ASSERT_EQ(world.lookout().departure().reported_by, job.observer);
   }
   // The jobs were of all kinds.
-  for (const Move end : {Move::kNothing, Move::kWarn, Move::kLeave}) EXPECT_GT(ends[static_cast<int>(end)], 500);
+  for (const Move end : {Move::kNothing, Move::kWarn, Move::kLeave})
+    EXPECT_GT(ends[static_cast<int>(end)], 500);
 }
 
 }  // namespace

@@ -83,7 +83,8 @@ inline void PrintTo(Lookout::Move move, std::ostream* out) {
 inline std::string missing_text(const Departure& departure) {
   std::string text;
   for (const MissingRank& rank : departure.missing) {
-    text += (text.empty() ? "" : ", ") + std::to_string(rank.who.rank) + " " + std::string(absence_name(rank.absence));
+    text += (text.empty() ? "" : ", ") + std::to_string(rank.who.rank) + " " +
+            std::string(absence_name(rank.absence));
   }
   return text;
 }

@@ -1,4 +1,5 @@
-// The two levels of the MPI backend: its gather, what it moves between nodes, and the topology gathered over it.
+// The two levels of the MPI backend: its gather, what it moves between nodes, and the topology gathered over
+// it.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -96,7 +97,8 @@ TEST_F(MpiNodes, TrafficAtRank0GrowsWithTheBadRanksUpToTheCapOfEachNode) {
         std::size_t reports = 0;
         for (const auto& [node, count] : by_node) reports += count;
         EXPECT_EQ(after.messages - before.messages, by_node.size()) << bad << " bad, at most " << most;
-        EXPECT_EQ(after.bytes - before.bytes, reports * (kReport + kEnvelope)) << bad << " bad, at most " << most;
+        EXPECT_EQ(after.bytes - before.bytes, reports * (kReport + kEnvelope))
+            << bad << " bad, at most " << most;
       }
     }
   }
@@ -111,7 +113,8 @@ TEST_F(MpiNodes, OtherCollectivesGoOnBesideTheTwoLevels) {
     EXPECT_TRUE(collective->reduce(record).ok());
     EXPECT_EQ(record.lanes()[0], static_cast<std::uint64_t>(collective->size()));
     expect_capped_gather(
-        *collective, 1, [&](int r) { return std::to_string(r * 1000 + round); }, [](int r) { return in_turn(r, 0); });
+        *collective, 1, [&](int r) { return std::to_string(r * 1000 + round); },
+        [](int r) { return in_turn(r, 0); });
     Bytes bytes = collective->rank() == 0 ? "round " + std::to_string(round) : Bytes();
     EXPECT_TRUE(collective->broadcast(&bytes).ok());
     EXPECT_EQ(bytes, "round " + std::to_string(round));

@@ -45,8 +45,8 @@ TEST(ProgressBoard, PausesNest) {
 
 TEST(Place, EpochThenAttemptThenStepSayWhoIsBehindAndThePhaseDoesNot) {
   const Place place{2, 5, 3, Phase::kObserve};
-  for (const Place& ahead : {Place{3, 0, 0, Phase::kOutside}, Place{2, 6, 0, Phase::kOutside},
-                             Place{2, 5, 4, Phase::kOutside}}) {
+  for (const Place& ahead :
+       {Place{3, 0, 0, Phase::kOutside}, Place{2, 6, 0, Phase::kOutside}, Place{2, 5, 4, Phase::kOutside}}) {
     EXPECT_TRUE(place.behind(ahead));
     EXPECT_FALSE(ahead.behind(place));
   }

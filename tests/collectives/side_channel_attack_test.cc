@@ -55,17 +55,18 @@ TEST_F(SideChannelAttack, TheTokenAloneDoesNotMakeARankThatIsNotExpected) {
 TEST_F(SideChannelAttack, AProofForOneIdentityIsNoneForAnother) {
   RawPeer peer(server.port());
   const std::string nonce(kSecretBytes, 'c');
-  peer.send(frame(FrameType::kHello, ByteWriter()
-                                         .text(identity_bytes(2))
-                                         .raw(nonce)
-                                         .raw(client_proof(kToken, challenge_of(peer), nonce, identity_bytes(1)))
-                                         .take()));
+  peer.send(
+      frame(FrameType::kHello, ByteWriter()
+                                   .text(identity_bytes(2))
+                                   .raw(nonce)
+                                   .raw(client_proof(kToken, challenge_of(peer), nonce, identity_bytes(1)))
+                                   .take()));
   expect_refused(peer);
 }
 
 TEST_F(SideChannelAttack, AMalformedIdentityIsRefusedEvenWithTheToken) {
-  for (const std::string& identity : {std::string(), std::string("x"), identity_bytes(1) + "x",
-                                      identity_bytes(1).substr(1)}) {
+  for (const std::string& identity :
+       {std::string(), std::string("x"), identity_bytes(1) + "x", identity_bytes(1).substr(1)}) {
     RawPeer peer(server.port());
     peer.send(hello(kToken, challenge_of(peer), identity));
     expect_refused(peer);
@@ -110,9 +111,9 @@ TEST_F(SideChannelAttack, TheServersOwnWordsSentBackAreRefused) {
 }
 
 TEST_F(SideChannelAttack, FramesOfALaterStageBeforeTheProofAreRefused) {
-  for (const FrameType type : {FrameType::kSuspect, FrameType::kAnswer, FrameType::kLeave, FrameType::kGoodbye,
-                               FrameType::kWelcome, FrameType::kChallenge, static_cast<FrameType>(0),
-                               static_cast<FrameType>(255)}) {
+  for (const FrameType type :
+       {FrameType::kSuspect, FrameType::kAnswer, FrameType::kLeave, FrameType::kGoodbye, FrameType::kWelcome,
+        FrameType::kChallenge, static_cast<FrameType>(0), static_cast<FrameType>(255)}) {
     RawPeer peer(server.port());
     challenge_of(peer);
     peer.send(frame(type, "payload"));
@@ -200,10 +201,10 @@ TEST_F(SideChannelAttack, WhoDoesNotProveItselfInTimeIsClosed) {
 
 TEST_F(SideChannelAttack, HalfOpenConnectionsBeyondTheCapAreClosedAtOnce) {
   std::vector<std::unique_ptr<RawPeer>> strangers;
-  for (std::size_t i = 0; i < kMaxStrangers; ++i) strangers.push_back(std::make_unique<RawPeer>(server.port()));
-  ASSERT_TRUE(server.run_until([&] {
-    return std::ranges::all_of(strangers, [](auto& peer) { return !peer->challenge().empty(); });
-  }));
+  for (std::size_t i = 0; i < kMaxStrangers; ++i)
+    strangers.push_back(std::make_unique<RawPeer>(server.port()));
+  ASSERT_TRUE(server.run_until(
+      [&] { return std::ranges::all_of(strangers, [](auto& peer) { return !peer->challenge().empty(); }); }));
   RawPeer one_too_many(server.port());
   ASSERT_TRUE(server.run_until([&] { return one_too_many.closed(); }));
   EXPECT_EQ(one_too_many.received(), "");
@@ -229,7 +230,8 @@ TEST_F(SideChannelAttack, AFloodOf500ConnectionsDoesNotKeepTheRanksOut) {
   expect_open_to_ranks();
   // The watchdogs give each other fifteen seconds.
   EXPECT_LT(steady_clock::now() - start, std::chrono::seconds(15));
-  EXPECT_TRUE(server.run_until([&] { return std::ranges::all_of(flood, [](auto& peer) { return peer->closed(); }); }));
+  EXPECT_TRUE(server.run_until(
+      [&] { return std::ranges::all_of(flood, [](auto& peer) { return peer->closed(); }); }));
   EXPECT_TRUE(server.frames.empty());
   EXPECT_TRUE(server.refuses_everybody());
 }
@@ -267,13 +269,14 @@ class Impostor {
       auto link = std::make_shared<asio::ip::tcp::socket>(std::move(socket));
       asio::write(*link, asio::buffer(challenge));
       auto bytes = std::make_shared<std::string>(1000, '\0');
-      link->async_read_some(asio::buffer(*bytes), [this, link, bytes](asio::error_code failed, std::size_t size) {
-        if (failed) return;
-        ++hellos;
-        asio::error_code ignored;
-        asio::write(*link, asio::buffer(answer(bytes->substr(0, size))), ignored);
-        links_.push_back(link);
-      });
+      link->async_read_some(asio::buffer(*bytes),
+                            [this, link, bytes](asio::error_code failed, std::size_t size) {
+                              if (failed) return;
+                              ++hellos;
+                              asio::error_code ignored;
+                              asio::write(*link, asio::buffer(answer(bytes->substr(0, size))), ignored);
+                              links_.push_back(link);
+                            });
       accept();
     });
   }
@@ -286,7 +289,9 @@ TEST(SideChannelImpostor, AServerWithoutTheTokenIsNotBelieved) {
       [](const std::string&) { return frame(FrameType::kWelcome, std::string(kSecretBytes, 'p')); },
       [](const std::string&) { return frame(FrameType::kWelcome); },
       // The rank's own proof, or nonce, sent back.
-      [](const std::string& hello) { return frame(FrameType::kWelcome, hello.substr(hello.size() - kSecretBytes)); },
+      [](const std::string& hello) {
+        return frame(FrameType::kWelcome, hello.substr(hello.size() - kSecretBytes));
+      },
       [](const std::string& hello) {
         return frame(FrameType::kWelcome, hello.substr(hello.size() - 2 * kSecretBytes, kSecretBytes));
       },
@@ -307,13 +312,15 @@ TEST(SideChannelImpostor, AServerWithoutTheTokenIsNotBelieved) {
 
 TEST(SideChannelImpostor, AMalformedChallengeIsNotAnswered) {
   for (const std::string& challenge :
-       {frame(FrameType::kChallenge, "short"), frame(FrameType::kChallenge, std::string(kSecretBytes + 1, 'n')),
+       {frame(FrameType::kChallenge, "short"),
+        frame(FrameType::kChallenge, std::string(kSecretBytes + 1, 'n')),
         frame(FrameType::kWelcome, std::string(kSecretBytes, 'n')), frame(FrameType::kAsk)}) {
     asio::io_context io;
     Impostor impostor(io);
     impostor.challenge = challenge;
     Client client(io, 1, {impostor.endpoint()});
-    run_until(io, [] { return false; }, milliseconds(300));
+    run_until(
+        io, [] { return false; }, milliseconds(300));
     EXPECT_EQ(impostor.hellos, 0);
     EXPECT_EQ(client.joined, 0);
   }

@@ -55,11 +55,9 @@ inline std::string identity_bytes(int rank) {
 
 inline std::string hello(std::string_view token, std::string_view server_nonce, const std::string& identity) {
   const std::string nonce(kSecretBytes, 'c');
-  return frame(FrameType::kHello, ByteWriter()
-                                      .text(identity)
-                                      .raw(nonce)
-                                      .raw(client_proof(token, server_nonce, nonce, identity))
-                                      .take());
+  return frame(
+      FrameType::kHello,
+      ByteWriter().text(identity).raw(nonce).raw(client_proof(token, server_nonce, nonce, identity)).take());
 }
 
 // A plain TCP connection to a port of this host.
@@ -85,7 +83,8 @@ class RawPeer {
   const std::string& received() {
     char buffer[4096];
     ssize_t n = 0;
-    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0) received_.append(buffer, static_cast<std::size_t>(n));
+    while ((n = recv(fd_, buffer, sizeof(buffer), 0)) > 0)
+      received_.append(buffer, static_cast<std::size_t>(n));
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) closed_ = true;
     return received_;
   }
@@ -96,7 +95,8 @@ class RawPeer {
   // The nonce of the server's challenge; "" while it is not there.
   std::string challenge() {
     ByteReader reader(received());
-    if (reader.u32() != kSecretBytes + 1 || reader.u8() != static_cast<std::uint8_t>(FrameType::kChallenge)) return "";
+    if (reader.u32() != kSecretBytes + 1 || reader.u8() != static_cast<std::uint8_t>(FrameType::kChallenge))
+      return "";
     return std::string(reader.raw(kSecretBytes));
   }
 
@@ -129,7 +129,9 @@ class Server {
     return holdfast::run_until(io, done, patience);
   }
   // Lets everything happen that is about to.
-  void settle() { run_until([] { return false; }, std::chrono::milliseconds(50)); }
+  void settle() {
+    run_until([] { return false; }, std::chrono::milliseconds(50));
+  }
   bool refuses_everybody() { return !RawPeer(port()).connected(); }
 
   struct Frame {
@@ -148,15 +150,17 @@ class Server {
 // A legitimate rank.
 class Client {
  public:
-  Client(asio::io_context& io, int rank, std::vector<std::string> endpoints, const std::string& token = kToken) {
+  Client(asio::io_context& io, int rank, std::vector<std::string> endpoints,
+         const std::string& token = kToken) {
     Dialer::Handlers handlers;
     handlers.on_joined = [this] { ++joined; };
     handlers.on_frame = [this](FrameType type, std::string_view payload) {
       frames.emplace_back(type, std::string(payload));
     };
     handlers.on_closed = [this] { ++closed; };
-    dialer = std::make_shared<Dialer>(io, token, RankIdentity{rank, "host" + std::to_string(rank), 100 + rank},
-                                      std::move(endpoints), std::move(handlers));
+    dialer =
+        std::make_shared<Dialer>(io, token, RankIdentity{rank, "host" + std::to_string(rank), 100 + rank},
+                                 std::move(endpoints), std::move(handlers));
     dialer->start();
   }
   ~Client() { dialer->stop(); }

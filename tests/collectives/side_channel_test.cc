@@ -68,7 +68,8 @@ TEST(SideChannel, FramesArriveWholeAndInOrderBothWays) {
   Client two(server.io, 2, server.listener->endpoints());
   ASSERT_TRUE(server.run_until([&] { return one.joined + two.joined == 2; }));
   const std::string biggest(kMaxFrameBytes - 1, '\xfe');
-  for (int i = 0; i < 200; ++i) one.dialer->send(FrameType::kAnswer, std::string("\0\n", 2) + std::to_string(i));
+  for (int i = 0; i < 200; ++i)
+    one.dialer->send(FrameType::kAnswer, std::string("\0\n", 2) + std::to_string(i));
   one.dialer->send(FrameType::kSuspect);
   one.dialer->send(FrameType::kAnswer, biggest);
   server.listener->send_all(FrameType::kAsk);
@@ -155,7 +156,8 @@ TEST(SideChannel, AServerThatComesLateIsFound) {
     port = probe.port();
   }
   Client client(io, 1, {"127.0.0.1:" + std::to_string(port)});
-  run_until(io, [] { return false; }, std::chrono::milliseconds(300));
+  run_until(
+      io, [] { return false; }, std::chrono::milliseconds(300));
   EXPECT_EQ(client.joined, 0);
   EXPECT_FALSE(client.dialer->connected());
 

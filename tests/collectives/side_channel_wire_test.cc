@@ -6,8 +6,8 @@
 namespace holdfast {
 namespace {
 
-using std::chrono::milliseconds;
 using asio::ip::tcp;
+using std::chrono::milliseconds;
 
 // Relays each connection to `target`, writing down all bytes.
 class Relay {
@@ -67,19 +67,20 @@ class Relay {
     });
   }
   void pass_down(const std::shared_ptr<Pair>& pair, std::size_t connection) {
-    pair->server.async_read_some(asio::buffer(pair->down), [=, this](asio::error_code error, std::size_t size) {
-      asio::error_code ignored;
-      if (error) {
-        pair->client.close(ignored);
-        return;
-      }
-      const std::size_t passed = to_client[connection].size();
-      const std::size_t most = connection == 0 ? most_to_first_client : ~std::size_t{0};
-      const std::size_t now = most > passed ? std::min(size, most - passed) : 0;
-      to_client[connection].append(pair->down.data(), now);
-      asio::write(pair->client, asio::buffer(pair->down.data(), now), ignored);
-      pass_down(pair, connection);
-    });
+    pair->server.async_read_some(
+        asio::buffer(pair->down), [=, this](asio::error_code error, std::size_t size) {
+          asio::error_code ignored;
+          if (error) {
+            pair->client.close(ignored);
+            return;
+          }
+          const std::size_t passed = to_client[connection].size();
+          const std::size_t most = connection == 0 ? most_to_first_client : ~std::size_t{0};
+          const std::size_t now = most > passed ? std::min(size, most - passed) : 0;
+          to_client[connection].append(pair->down.data(), now);
+          asio::write(pair->client, asio::buffer(pair->down.data(), now), ignored);
+          pass_down(pair, connection);
+        });
   }
 
   asio::io_context& io_;
@@ -170,7 +171,8 @@ TEST_F(SideChannelWire, EveryHandshakeIsDifferentToTheLastByteOfItsSecrets) {
   ASSERT_EQ(relay.to_server.size(), 2u);
   EXPECT_NE(relay.to_client[0].substr(5, kSecretBytes), relay.to_client[1].substr(5, kSecretBytes));
   const auto tail = [](const std::string& bytes) { return bytes.substr(bytes.size() - 2 * kSecretBytes); };
-  EXPECT_NE(tail(relay.to_server[0]).substr(0, kSecretBytes), tail(relay.to_server[1]).substr(0, kSecretBytes));
+  EXPECT_NE(tail(relay.to_server[0]).substr(0, kSecretBytes),
+            tail(relay.to_server[1]).substr(0, kSecretBytes));
   EXPECT_NE(tail(relay.to_server[0]).substr(kSecretBytes), tail(relay.to_server[1]).substr(kSecretBytes));
 }
 

@@ -52,10 +52,13 @@ TEST(Topology, IsSortedByRankAndFindsRanksByNumber) {
   EXPECT_EQ(Topology().find(0), nullptr);
 }
 
-TEST(TopologyMap, OneRank) { EXPECT_EQ(Topology({placement(0, "a")}).map(), "1 rank on 1 host\n  a: rank 0\n"); }
+TEST(TopologyMap, OneRank) {
+  EXPECT_EQ(Topology({placement(0, "a")}).map(), "1 rank on 1 host\n  a: rank 0\n");
+}
 
 TEST(TopologyMap, ConsecutiveRanksOfAHostAreJoined) {
-  EXPECT_EQ(Topology({placement(0, "a"), placement(1, "a"), placement(2, "b"), placement(3, "b"), placement(4, "b")})
+  EXPECT_EQ(Topology({placement(0, "a"), placement(1, "a"), placement(2, "b"), placement(3, "b"),
+                      placement(4, "b")})
                 .map(),
             "5 ranks on 2 hosts\n"
             "  a: ranks 0-1\n"
@@ -63,7 +66,8 @@ TEST(TopologyMap, ConsecutiveRanksOfAHostAreJoined) {
 }
 
 TEST(TopologyMap, RanksThatAreDealtRoundTheHostsAreNot) {
-  EXPECT_EQ(Topology({placement(0, "b"), placement(1, "a"), placement(2, "b"), placement(3, "a"), placement(4, "a")})
+  EXPECT_EQ(Topology({placement(0, "b"), placement(1, "a"), placement(2, "b"), placement(3, "a"),
+                      placement(4, "a")})
                 .map(),
             "5 ranks on 2 hosts\n"
             "  b: rank 0, rank 2\n"
@@ -71,11 +75,12 @@ TEST(TopologyMap, RanksThatAreDealtRoundTheHostsAreNot) {
 }
 
 TEST(TopologyMap, RanksAreJoinedOnlyWhenTheyShareTheirHardware) {
-  EXPECT_EQ(Topology({placement(0, "a", "0-3", "0"), placement(1, "a", "0-3", "0"), placement(2, "a", "4-7", "1"),
-                      placement(3, "a", "4-7", "1"), placement(4, "a", "0-3", "0")})
-                .map(),
-            "5 ranks on 1 host\n"
-            "  a: ranks 0-1 cpus 0-3 numa 0, ranks 2-3 cpus 4-7 numa 1, rank 4 cpus 0-3 numa 0\n");
+  EXPECT_EQ(
+      Topology({placement(0, "a", "0-3", "0"), placement(1, "a", "0-3", "0"), placement(2, "a", "4-7", "1"),
+                placement(3, "a", "4-7", "1"), placement(4, "a", "0-3", "0")})
+          .map(),
+      "5 ranks on 1 host\n"
+      "  a: ranks 0-1 cpus 0-3 numa 0, ranks 2-3 cpus 4-7 numa 1, rank 4 cpus 0-3 numa 0\n");
 }
 
 TEST(TopologyMap, GpusAreNamedWithTheirBus) {
@@ -92,7 +97,8 @@ TEST(TopologyMap, AtMostSoManyHostsAreShownAndTheRestCounted) {
   std::vector<RankPlacement> placements;
   for (int r = 0; r < 8; ++r) placements.push_back(placement(r, "h" + std::to_string(r / 2)));
   const Topology topology(std::move(placements));
-  EXPECT_EQ(topology.map(4), "8 ranks on 4 hosts\n  h0: ranks 0-1\n  h1: ranks 2-3\n  h2: ranks 4-5\n  h3: ranks 6-7\n");
+  EXPECT_EQ(topology.map(4),
+            "8 ranks on 4 hosts\n  h0: ranks 0-1\n  h1: ranks 2-3\n  h2: ranks 4-5\n  h3: ranks 6-7\n");
   EXPECT_EQ(topology.map(2), "8 ranks on 4 hosts\n  h0: ranks 0-1\n  h1: ranks 2-3\n  and 2 more hosts\n");
   EXPECT_EQ(topology.map(3),
             "8 ranks on 4 hosts\n  h0: ranks 0-1\n  h1: ranks 2-3\n  h2: ranks 4-5\n  and 1 more host\n");
@@ -212,7 +218,8 @@ TEST(Placement, TheCpusAreThoseThatTheProcessMayRunOn) {
   EXPECT_TRUE(p.gpu_pci.empty());
 }
 
-TEST(Placement, AProcessThatIsBoundToOneCpuSaysSo) {
+// The same in a process that was bound before it began, as mpirun does it.
+TEST(Placement, AProcessThatIsBoundToOneCpuHasThatOne) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
@@ -220,15 +227,17 @@ TEST(Placement, AProcessThatIsBoundToOneCpuSaysSo) {
   for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (CPU_ISSET(cpu, &allowed)) last = cpu;
   }
-  // In a process of its own, since it is all threads of a process that count.
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(last, &one);
-    const bool bound = sched_setaffinity(0, sizeof(one), &one) == 0;
-    _exit(bound && detect_placement(0).cpus == std::to_string(last) ? 0 : 1);
+    if (sched_setaffinity(0, sizeof(one), &one) == 0) {
+      execl("/proc/self/exe", "topology_test",
+            "--gtest_filter=Placement.TheCpusAreThoseThatTheProcessMayRunOn", nullptr);
+    }
+    _exit(1);
   }
   int state = 0;
   ASSERT_EQ(waitpid(child, &state, 0), child);

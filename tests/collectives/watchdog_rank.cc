@@ -46,7 +46,8 @@ void fail(const std::string& fault, milliseconds deadline, std::unique_ptr<holdf
   if (fault == "slow") sleep_for(deadline / 2);
 }
 
-int run(const std::string& record, milliseconds deadline, const std::string& fault, const std::string& ranks) {
+int run(const std::string& record, milliseconds deadline, const std::string& fault,
+        const std::string& ranks) {
   std::unique_ptr<holdfast::Collective> collective;
   if (!holdfast::MpiCollective::create(MPI_COMM_WORLD, &collective).ok()) return 1;
   holdfast::Watchdog::Options options;
@@ -60,7 +61,8 @@ int run(const std::string& record, milliseconds deadline, const std::string& fau
     std::fprintf(stderr, "%s\n", status.to_string().c_str());
     return 1;
   }
-  const bool faulty = ("," + ranks + ",").find("," + std::to_string(collective->rank()) + ",") != std::string::npos;
+  const bool faulty =
+      ("," + ranks + ",").find("," + std::to_string(collective->rank()) + ",") != std::string::npos;
   for (std::uint64_t attempt = 0; attempt < kAttempts; ++attempt) {
     watchdog->board().enter(1, attempt, Phase::kBegin);
     if (faulty && attempt == kFaultyAttempt) fail(fault, deadline, watchdog);

@@ -1,5 +1,5 @@
-// The watchdogs of a job in one process: they start, let training run, and stop. What ends a process is tested on
-// processes, see watchdog_jobs.py.
+// The watchdogs of a job in one process: they start, let training run, and stop. What ends a process is
+// tested on processes, see watchdog_jobs.py.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -73,7 +73,8 @@ std::vector<unsigned short> listening_ports() {
 
 void train(ProgressBoard& board, std::uint64_t attempts) {
   for (std::uint64_t attempt = 0; attempt < attempts; ++attempt) {
-    for (const Phase phase : {Phase::kBegin, Phase::kObserve, Phase::kDecide, Phase::kUpdate, Phase::kOutside}) {
+    for (const Phase phase :
+         {Phase::kBegin, Phase::kObserve, Phase::kDecide, Phase::kUpdate, Phase::kOutside}) {
       board.enter(1, attempt, phase);
     }
     std::this_thread::sleep_for(milliseconds(1));
@@ -180,7 +181,8 @@ TEST(WatchdogTeam, TrainingAndWatchingGoOnSideBySide) {
   });
 }
 
-// Lets a test step in when a rank of the team has been told something: the token first, then where to connect.
+// Lets a test step in when a rank of the team has been told something: the token first, then where to
+// connect.
 class TellingCollective final : public Collective {
  public:
   TellingCollective(Collective& inner, std::function<void(int number, Bytes& told)> on_told)
@@ -219,7 +221,8 @@ TEST(WatchdogTeam, ARankThatCannotJoinIsAUsageErrorOnEveryRankAndLeavesNothingBe
   });
   for (const Status& status : statuses) {
     EXPECT_EQ(status.code(), StatusCode::kUsage);
-    EXPECT_NE(status.message().find("side channel could not be connected"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("side channel could not be connected"), std::string::npos)
+        << status.message();
     EXPECT_NE(status.message().find("side_channel: false"), std::string::npos) << status.message();
   }
   EXPECT_TRUE(threads_are(threads_before)) << threads();
@@ -245,11 +248,20 @@ class Attacker {
         if (!peer->connected()) continue;
         ++connections_;
         switch (i % 5) {
-          case 0: peer->send(ByteWriter().u32(0).take()); break;
-          case 1: peer->send(ByteWriter().u32(0xffffffffu).raw(std::string(1000, 'x')).take()); break;
-          case 2: peer->send(frame(FrameType::kHello, std::string(200, 'h'))); break;
-          case 3: peer->send(frame(FrameType::kLeave, "go")); break;
-          default: break;  // half open
+          case 0:
+            peer->send(ByteWriter().u32(0).take());
+            break;
+          case 1:
+            peer->send(ByteWriter().u32(0xffffffffu).raw(std::string(1000, 'x')).take());
+            break;
+          case 2:
+            peer->send(frame(FrameType::kHello, std::string(200, 'h')));
+            break;
+          case 3:
+            peer->send(frame(FrameType::kLeave, "go"));
+            break;
+          default:
+            break;  // half open
         }
         held.push_back(std::move(peer));
         if (held.size() > 200) held.erase(held.begin(), held.begin() + 100);

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <regex>
-
 #include "coord/events.h"
 
 namespace holdfast {
@@ -30,8 +28,9 @@ TEST(DepartureLog, IsOneStrictLineWithTheFieldsInTheirOrder) {
   const std::vector<Json> lines = departures(temp.path());
   ASSERT_EQ(lines.size(), 1u);
   Json event = lines[0];
-  EXPECT_TRUE(std::regex_match(event["time"].get<std::string>(),
-                               std::regex(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)")));
+  std::string time = event["time"].get<std::string>();
+  for (char& c : time) c = c >= '0' && c <= '9' ? '0' : c;
+  EXPECT_EQ(time, "0000-00-00T00:00:00.000Z");
   event["time"] = "T";
   EXPECT_EQ(event, Json::parse(R"({
     "event": "departure", "time": "T", "reported_by": 1, "alone": false,
@@ -98,8 +97,8 @@ TEST(DepartureLog, IsPrivate) {
 TEST(DepartureLog, NumbersOf64BitsAreExactAndHostNamesMayHoldAnyBytes) {
   const TempDir temp;
   Departure departure;
-  departure.survivors = {
-      {{0, "a\"\n\xff", (std::int64_t{1} << 62) + 1}, Place{~std::uint64_t{0}, ~std::uint64_t{0} - 1, 0, Phase::kBegin}}};
+  departure.survivors = {{{0, "a\"\n\xff", (std::int64_t{1} << 62) + 1},
+                          Place{~std::uint64_t{0}, ~std::uint64_t{0} - 1, 0, Phase::kBegin}}};
   ASSERT_TRUE(append_departure(temp.path(), departure).ok());
   const Json survivor = departures(temp.path()).at(0)["survivors"][0];
   EXPECT_EQ(survivor["host"], "a\"\n\xef\xbf\xbd");

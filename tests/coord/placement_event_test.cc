@@ -47,16 +47,16 @@ class PlacementEvent : public testing::Test {
     rank0_->handle(incident);
     return read_events(run_dir()).back()["origins"];
   }
-  bool suspect(const Incident& incident) { return origins_of(incident).at(0)["hardware_suspect"].get<bool>(); }
+  bool suspect(const Incident& incident) {
+    return origins_of(incident).at(0)["hardware_suspect"].get<bool>();
+  }
 
   const TempDir temp_;
   std::unique_ptr<Coordinator> rank0_;
 };
 
 Incident at_stage(Stage stage, const std::vector<int>& ranks) {
-  Incident incident = sample_incident(4, [&](Record& sum) {
-    sum.add_bad(stage, {ranks.size(), 0, 0});
-  });
+  Incident incident = sample_incident(4, [&](Record& sum) { sum.add_bad(stage, {ranks.size(), 0, 0}); });
   for (const int r : ranks) incident.views.push_back(sample_view(r, {{stage, "w", 0, {1, 0, 0}, 0}}));
   return incident;
 }
@@ -79,7 +79,8 @@ TEST_F(PlacementEvent, WithoutAGpuTheDeviceIsTheSlot) {
 TEST_F(PlacementEvent, ARankWhosePlaceIsNotKnownHasNone) {
   start("", Topology());
   const Json origin = origins_of(one_nan(2)).at(0);
-  for (const char* field : {"device", "hardware_suspect", "placement"}) EXPECT_FALSE(origin.contains(field)) << field;
+  for (const char* field : {"device", "hardware_suspect", "placement"})
+    EXPECT_FALSE(origin.contains(field)) << field;
 }
 
 TEST_F(PlacementEvent, TheStartOfTheRunHasTheMapAndTheNumberOfRanks) {

@@ -74,7 +74,8 @@ TEST(Desync, ADisagreementIsAnAbortOnRecord) {
   EXPECT_NE(aborted[0]["reason"].get<std::string>().find("rank 2 at epoch 1, attempt 1"), std::string::npos);
 }
 
-// Far more than the reports of bad ranks that a node may send: a minority cannot be told from some of the ranks.
+// Far more than the reports of bad ranks that a node may send: a minority cannot be told from some of the
+// ranks.
 TEST(Desync, EveryRankSaysWhereItIs) {
   const Decision decision = after(12, [](StepGuard& guard, int rank) {
     if (rank >= 10) guard.finish();
@@ -106,7 +107,8 @@ TEST(Desync, ARankWithAnotherPolicyIsNamed) {
     });
     const Decision decision = decisions.agreed().at(0);
     EXPECT_EQ(decision.exit_code(), kDisagree);
-    const std::string odd_text = "ranks disagree: rank " + std::to_string(odd) + " at epoch 1, attempt 0, policy ";
+    const std::string odd_text =
+        "ranks disagree: rank " + std::to_string(odd) + " at epoch 1, attempt 0, policy ";
     const std::string other_text = odd == 0 ? "the other 2: rank 1,2 at epoch 1, attempt 0, policy "
                                             : "the other 2: rank 0,1 at epoch 1, attempt 0, policy ";
     const std::string odd_hash = hex_hash_of_nothing_but(decision.reason, odd_text);
@@ -121,7 +123,8 @@ TEST(Desync, AgreementInAnotherNotationIsAgreement) {
   Decisions decisions(2);
   ThreadGroup(2).run([&](Collective& collective) {
     const auto guard = create_guard(
-        collective, unwatched(collective.rank() == 0 ? "max_total_skips: 99" : "{\"max_total_skips\": \"99\"}"));
+        collective,
+        unwatched(collective.rank() == 0 ? "max_total_skips: 99" : "{\"max_total_skips\": \"99\"}"));
     decisions.add(collective.rank(), attempt(*guard, [] {}));
   });
   EXPECT_EQ(decisions.agreed_actions(), Actions{"APPLY"});
@@ -155,7 +158,8 @@ TEST(ExpectedRanks, AnyOtherNumberIs83OnEveryRankWithBothNumbers) {
   for (const int expected : {1, 2, 4, -1}) {
     for (const Status& status : create_with(3, [&](int) { return expected; })) {
       EXPECT_EQ(status.exit_code(), kDisagree);
-      EXPECT_EQ(status.message(), "rank 0: " + std::to_string(expected) + " ranks are expected, but 3 take part");
+      EXPECT_EQ(status.message(),
+                "rank 0: " + std::to_string(expected) + " ranks are expected, but 3 take part");
     }
   }
 }
@@ -170,10 +174,12 @@ TEST(ExpectedRanks, OneRankThatExpectsAnotherNumberIsNamedOnEveryRank) {
 // Whoever corrects the mistake starts the same command again.
 TEST(ExpectedRanks, AStartThatWasRefusedLeavesTheRunFolderToTheNext) {
   const TempDir temp;
-  for (const Status& status : create_with(3, [](int rank) { return rank == 2 ? 4 : 3; }, temp / "run")) {
+  for (const Status& status : create_with(
+           3, [](int rank) { return rank == 2 ? 4 : 3; }, temp / "run")) {
     EXPECT_EQ(status.exit_code(), kDisagree);
   }
-  for (const Status& status : create_with(3, [](int) { return 3; }, temp / "run")) {
+  for (const Status& status : create_with(
+           3, [](int) { return 3; }, temp / "run")) {
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
 }

@@ -16,8 +16,9 @@ GuardOptions unwatched() {
 }
 
 // agree_on_layout() on `ranks` ranks; the status that all of them got.
-Status agree(int ranks, const std::function<Layout(int)>& layout,
-             const std::function<int(int)>& group = [](int) { return 0; }) {
+Status agree(
+    int ranks, const std::function<Layout(int)>& layout,
+    const std::function<int(int)>& group = [](int) { return 0; }) {
   std::vector<Status> statuses(static_cast<std::size_t>(ranks));
   run_guarded(ranks, unwatched(), [&](StepGuard& guard, int rank) {
     const Layout mine = layout(rank);
@@ -54,15 +55,17 @@ TEST(LayoutAgreement, AnyDifferenceOnOneRankIs83) {
       {"size", {{"conv1.weight", 0, 216}, {"conv1.bias", 216, 8}, {"fc.weight", 224, 641}}},
       {"offset", {{"conv1.weight", 0, 216}, {"conv1.bias", 217, 7}, {"fc.weight", 224, 640}}},
       {"one tensor fewer", {{"conv1.weight", 0, 216}, {"conv1.bias", 216, 8}}},
-      {"one tensor more", {{"conv1.weight", 0, 216}, {"conv1.bias", 216, 8}, {"fc.weight", 224, 640}, {"", 864, 0}}},
+      {"one tensor more",
+       {{"conv1.weight", 0, 216}, {"conv1.bias", 216, 8}, {"fc.weight", 224, 640}, {"", 864, 0}}},
       {"none", {}},
       {"a name that takes from its neighbour",
        {{"conv1.weight", 0, 216}, {"conv1.bias", 216, 8}, {"fc.weigh", 224, 640}}}};
   for (const auto& [what, layout] : differences) {
     const Status status = with_one_odd(4, 2, layout);
     EXPECT_EQ(status.exit_code(), 83) << what;
-    EXPECT_NE(status.message().find("ranks hold different tensors: rank 2 against rank 0,1,3 (replica group 0)"),
-              std::string::npos)
+    EXPECT_NE(
+        status.message().find("ranks hold different tensors: rank 2 against rank 0,1,3 (replica group 0)"),
+        std::string::npos)
         << what << ": " << status.message();
   }
 }
@@ -70,7 +73,9 @@ TEST(LayoutAgreement, AnyDifferenceOnOneRankIs83) {
 TEST(LayoutAgreement, WhicheverRankIsTheOddOneIsNamed) {
   for (int odd = 0; odd < 3; ++odd) {
     const std::string text = with_one_odd(3, odd, {}).message();
-    EXPECT_NE(text.find("different tensors: rank " + std::to_string(odd) + " against rank "), std::string::npos) << text;
+    EXPECT_NE(text.find("different tensors: rank " + std::to_string(odd) + " against rank "),
+              std::string::npos)
+        << text;
   }
 }
 
@@ -87,26 +92,45 @@ TEST(LayoutAgreement, OfThreeCampsAllAreNamed) {
     return rank < 2 ? Layout{{"w", 0, 1}} : kLayout;
   });
   EXPECT_EQ(status.exit_code(), 83);
-  EXPECT_NE(status.message().find("rank 4 against rank 0,1 against rank 2,3,5"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("rank 4 against rank 0,1 against rank 2,3,5"), std::string::npos)
+      << status.message();
 }
 
 TEST(LayoutAgreement, ReplicaGroupsMayHoldDifferentLayers) {
   const auto stage = [](int rank) { return rank % 2; };
-  EXPECT_TRUE(agree(4, [&](int rank) { return stage(rank) == 0 ? kLayout : Layout{{"head", 0, 10}}; }, stage).ok());
+  EXPECT_TRUE(agree(
+                  4,
+                  [&](int rank) {
+                    return stage(rank) == 0 ? kLayout : Layout{{"head", 0, 10}};
+                  },
+                  stage)
+                  .ok());
   // But not within one.
   const Status status = agree(
-      6, [&](int rank) { return rank == 3 || stage(rank) == 0 ? kLayout : Layout{{"head", 0, 10}}; }, stage);
+      6,
+      [&](int rank) {
+        return rank == 3 || stage(rank) == 0 ? kLayout : Layout{{"head", 0, 10}};
+      },
+      stage);
   EXPECT_EQ(status.exit_code(), 83);
-  EXPECT_NE(status.message().find("rank 3 against rank 1,5 (replica group 1)"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("rank 3 against rank 1,5 (replica group 1)"), std::string::npos)
+      << status.message();
 }
 
 TEST(LayoutAgreement, AGroupsNumberMayBeAny) {
-  EXPECT_TRUE(agree(3, [](int rank) { return Layout{{"w", 0, rank}}; }, [](int rank) { return rank - 1; }).ok());
+  EXPECT_TRUE(agree(
+                  3,
+                  [](int rank) {
+                    return Layout{{"w", 0, rank}};
+                  },
+                  [](int rank) { return rank - 1; })
+                  .ok());
 }
 
 TEST(LayoutAgreement, AHugeCampIsNamedByItsFirstSixteen) {
   const std::string text = with_one_odd(20, 0, {}).message();
-  EXPECT_NE(text.find("rank 0 against rank 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16 and 3 more"), std::string::npos)
+  EXPECT_NE(text.find("rank 0 against rank 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16 and 3 more"),
+            std::string::npos)
       << text;
 }
 

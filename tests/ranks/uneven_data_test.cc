@@ -1,6 +1,8 @@
 // Field case 15: ranks whose data end at different times stop together, told one attempt earlier.
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 #include "coord/events.h"
 #include "ranks/guarded_ranks.h"
 
@@ -9,7 +11,7 @@ namespace {
 
 constexpr int kRanks = 4;
 
-struct Run {
+struct Outcome {
   Decisions decisions{kRanks};
   std::vector<int> updates = std::vector<int>(kRanks);
   Decision close[kRanks];
@@ -17,9 +19,10 @@ struct Run {
 
 // Each rank trains until it is told that the data are at an end, whatever it has left. `trouble` is called in
 // each attempt.
-Run train(const std::vector<int>& batches, const std::function<void(StepGuard&, int rank, int attempt)>& trouble,
-          const std::string& run_dir = "") {
-  Run run;
+Outcome train(const std::vector<int>& batches,
+              const std::function<void(StepGuard&, int rank, int attempt)>& trouble,
+              const std::string& run_dir = "") {
+  Outcome run;
   GuardOptions options;
   options.run_dir = run_dir;
   options.watchdog = false;
@@ -51,7 +54,7 @@ TEST(UnevenData, AllStopAfterTheShortestAndAreToldInItsLastAttempt) {
   for (int shortest = 0; shortest < kRanks; ++shortest) {
     std::vector<int> batches(kRanks, 4);
     batches[static_cast<std::size_t>(shortest)] = 3;
-    const Run run = train(batches, kNoTrouble);
+    const Outcome run = train(batches, kNoTrouble);
     EXPECT_EQ(run.decisions.agreed_actions(), (Actions{"APPLY", "APPLY", "APPLY"}));
     EXPECT_FALSE(run.decisions.agreed()[0].last_attempt_with_data);
     EXPECT_FALSE(run.decisions.agreed()[1].last_attempt_with_data);
@@ -62,14 +65,14 @@ TEST(UnevenData, AllStopAfterTheShortestAndAreToldInItsLastAttempt) {
 }
 
 TEST(UnevenData, EvenDataEndForAllInTheirLastAttempt) {
-  const Run run = train(std::vector<int>(kRanks, 2), kNoTrouble);
+  const Outcome run = train(std::vector<int>(kRanks, 2), kNoTrouble);
   EXPECT_EQ(run.decisions.agreed_actions(), (Actions{"APPLY", "APPLY"}));
   EXPECT_FALSE(run.decisions.agreed()[0].last_attempt_with_data);
   EXPECT_TRUE(run.decisions.agreed()[1].last_attempt_with_data);
 }
 
 TEST(UnevenData, ASingleBatchIsAnnouncedInTheFirstAttempt) {
-  const Run run = train({9, 1, 9, 9}, kNoTrouble);
+  const Outcome run = train({9, 1, 9, 9}, kNoTrouble);
   EXPECT_EQ(run.decisions.agreed_actions(), Actions{"APPLY"});
   EXPECT_EQ(run.updates, std::vector<int>(kRanks, 1));
 }
@@ -77,7 +80,7 @@ TEST(UnevenData, ASingleBatchIsAnnouncedInTheFirstAttempt) {
 TEST(UnevenData, ASkipInTheLastAttemptStopsAllTheSame) {
   for (const int bad : {0, 3}) {  // the rank that runs dry, and another
     const TempDir temp;
-    const Run run = train(
+    const Outcome run = train(
         {3, 4, 4, 4},
         [&](StepGuard& guard, int rank, int number) {
           if (rank == bad && number == 2) guard.observe_loss(kNanF);
@@ -95,7 +98,7 @@ TEST(UnevenData, ASkipInTheLastAttemptStopsAllTheSame) {
 }
 
 TEST(UnevenData, ASkipOfEveryAttemptStopsAllTheSame) {
-  const Run run = train({3, 4, 4, 4}, [](StepGuard& guard, int rank, int) {
+  const Outcome run = train({3, 4, 4, 4}, [](StepGuard& guard, int rank, int) {
     if (rank == 1) guard.observe_loss(kInfF);
   });
   EXPECT_EQ(run.decisions.agreed_actions(), (Actions{"SKIP", "SKIP", "SKIP"}));
@@ -103,7 +106,7 @@ TEST(UnevenData, ASkipOfEveryAttemptStopsAllTheSame) {
 }
 
 TEST(UnevenData, AnErrorOnTheRankThatRunsDryStillAnnouncesIt) {
-  Run run;
+  Outcome run;
   GuardOptions options;
   options.policy = "on_error: SKIP";
   options.watchdog = false;
