@@ -23,15 +23,18 @@ class WatchdogDeathTest : public testing::Test {
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 
   static Watchdog::Options options(milliseconds deadline, milliseconds tick = milliseconds(5)) {
-    return {3, deadline, tick};
+    Watchdog::Options options;
+    options.deadline = deadline;
+    options.tick = tick;
+    return options;
   }
 };
 
 TEST_F(WatchdogDeathTest, EndsAStuckProcessWith84AndSaysWhereItStood) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(50)));
-        watchdog.progress(5, 17, Phase::kObserve);
+        Watchdog watchdog(3, options(milliseconds(50)));
+        watchdog.board().enter(5, 17, Phase::kObserve);
         sleep_for_ever();
       },
       ExitedWithCode(84),
@@ -45,8 +48,8 @@ TEST_F(WatchdogDeathTest, NamesThePhaseThatIsStuck) {
     const auto phase = static_cast<Phase>(p);
     EXPECT_EXIT(
         {
-          Watchdog watchdog(options(milliseconds(20)));
-          watchdog.progress(1, 2, phase);
+          Watchdog watchdog(3, options(milliseconds(20)));
+          watchdog.board().enter(1, 2, phase);
           sleep_for_ever();
         },
         ExitedWithCode(84), "attempt 2 of epoch 1 stands at phase " + std::string(phase_name(phase)));
@@ -56,7 +59,7 @@ TEST_F(WatchdogDeathTest, NamesThePhaseThatIsStuck) {
 TEST_F(WatchdogDeathTest, ExpiresWhenNothingEverMoved) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(20)));
+        Watchdog watchdog(3, options(milliseconds(20)));
         sleep_for_ever();
       },
       ExitedWithCode(84), "phase outside");
@@ -65,9 +68,9 @@ TEST_F(WatchdogDeathTest, ExpiresWhenNothingEverMoved) {
 TEST_F(WatchdogDeathTest, ProgressKeepsTheProcessAliveBeyondTheDeadline) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(1000), milliseconds(20)));
+        Watchdog watchdog(3, options(milliseconds(1000), milliseconds(20)));
         for (std::uint64_t attempt = 0; attempt < 100; ++attempt) {
-          watchdog.progress(1, attempt, Phase::kBegin);
+          watchdog.board().enter(1, attempt, Phase::kBegin);
           sleep_for(milliseconds(20));
         }
         _exit(0);
@@ -79,9 +82,9 @@ TEST_F(WatchdogDeathTest, ProgressKeepsTheProcessAliveBeyondTheDeadline) {
 TEST_F(WatchdogDeathTest, RepeatingTheSamePhaseIsProgress) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(1000), milliseconds(20)));
+        Watchdog watchdog(3, options(milliseconds(1000), milliseconds(20)));
         for (int tensor = 0; tensor < 100; ++tensor) {
-          watchdog.progress(1, 1, Phase::kObserve);
+          watchdog.board().enter(1, 1, Phase::kObserve);
           sleep_for(milliseconds(20));
         }
         _exit(0);
@@ -92,8 +95,8 @@ TEST_F(WatchdogDeathTest, RepeatingTheSamePhaseIsProgress) {
 TEST_F(WatchdogDeathTest, NoTickCountsWhilePaused) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(200)));
-        watchdog.pause();
+        Watchdog watchdog(3, options(milliseconds(200)));
+        watchdog.board().pause();
         sleep_for(milliseconds(800));
         _exit(0);
       },
@@ -103,24 +106,24 @@ TEST_F(WatchdogDeathTest, NoTickCountsWhilePaused) {
 TEST_F(WatchdogDeathTest, PausesNestAndTheLastResumeStartsTheClockAgain) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(200)));
-        watchdog.pause();
-        watchdog.pause();
-        watchdog.resume();
+        Watchdog watchdog(3, options(milliseconds(200)));
+        watchdog.board().pause();
+        watchdog.board().pause();
+        watchdog.board().resume();
         sleep_for(milliseconds(800));
         std::fputs("still alive\n", stderr);
-        watchdog.resume();
+        watchdog.board().resume();
         sleep_for_ever();
       },
       ExitedWithCode(84), "still alive.*made no progress");
 }
 
 // A deadline below a tick is one tick, not none: a paused watchdog never fires.
-TEST_F(WatchdogDeathTest, ADeadlineOfNothingStillWaitsWhilePaused) {
+TEST_F(WatchdogDeathTest, ADeadlineBelowATickStillWaitsWhilePaused) {
   EXPECT_EXIT(
       {
-        Watchdog watchdog(options(milliseconds(0), milliseconds(100)));
-        watchdog.pause();
+        Watchdog watchdog(3, options(milliseconds(1), milliseconds(100)));
+        watchdog.board().pause();
         sleep_for(milliseconds(500));
         _exit(0);
       },
@@ -130,7 +133,7 @@ TEST_F(WatchdogDeathTest, ADeadlineOfNothingStillWaitsWhilePaused) {
 TEST_F(WatchdogDeathTest, NothingFiresAfterItsDestruction) {
   EXPECT_EXIT(
       {
-        { Watchdog watchdog(options(milliseconds(500))); }
+        { Watchdog watchdog(3, options(milliseconds(500))); }
         sleep_for(milliseconds(1200));
         _exit(0);
       },
@@ -139,7 +142,10 @@ TEST_F(WatchdogDeathTest, NothingFiresAfterItsDestruction) {
 
 TEST(Watchdog, DestructionDoesNotWaitForTheNextTick) {
   const auto start = std::chrono::steady_clock::now();
-  { Watchdog watchdog({0, std::chrono::hours(2), std::chrono::hours(1)}); }
+  Watchdog::Options slow;
+  slow.deadline = std::chrono::hours(2);
+  slow.tick = std::chrono::hours(1);
+  { Watchdog watchdog(0, slow); }
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(1));
 }
 
@@ -149,7 +155,10 @@ TEST(Watchdog, AMachineThatWasSuspendedBeyondTheDeadlineIsNotStuck) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    Watchdog watchdog({0, milliseconds(2000), milliseconds(20)});
+    Watchdog::Options options;
+    options.deadline = milliseconds(2000);
+    options.tick = milliseconds(20);
+    Watchdog watchdog(0, options);
     char byte = 0;
     _exit(read(go[0], &byte, 1) == 1 ? 0 : 1);
   }

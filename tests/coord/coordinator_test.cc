@@ -115,12 +115,18 @@ TEST(Coordinator, TheSkipThatBreaksTheBudgetIsAnAbortAndCountsNoFurther) {
   EXPECT_EQ(events_named(temp / "run", "attempt_skipped").size(), 2u);
 }
 
+Topology four_ranks() {
+  std::vector<RankPlacement> placements;
+  for (int rank = 0; rank < 4; ++rank) placements.push_back(basic_placement(rank));
+  return Topology(std::move(placements));
+}
+
 TEST(Coordinator, AnAppliedUpdateEndsARowOfSkips) {
   const TempDir temp;
   const auto rank0 = coordinator(temp / "run", "max_consecutive_skips: 1");
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(rank0->handle(one_nan(0)).action, Action::kSkip);
-    rank0->update_applied();
+    rank0->update_applied(1, 0, 0);
   }
   EXPECT_EQ(read_events(temp / "run").back()["total"], 5);
   EXPECT_EQ(read_events(temp / "run").back()["consecutive"], 1);
@@ -191,7 +197,7 @@ TEST(Coordinator, TheLossIsThatOfTheFirstOrigin) {
 TEST(Coordinator, StartAndEndOfTheRunAreOnRecordWithThePolicyAndWhoOwnsIt) {
   const TempDir temp;
   const auto rank0 = coordinator(temp / "run", "owner: 'ana' ticket: 'T-9' max_total_skips: 3");
-  rank0->run_started(1, 4);
+  rank0->run_started(1, four_ranks());
   rank0->handle(one_nan(2));
   rank0->run_finished(1, 10, 9);
   const std::vector<Json> events = read_events(temp / "run");
@@ -211,7 +217,7 @@ TEST(Coordinator, StartAndEndOfTheRunAreOnRecordWithThePolicyAndWhoOwnsIt) {
 
 TEST(Coordinator, WithoutARunFolderItDecidesAllTheSame) {
   const auto rank0 = coordinator("", "max_total_skips: 1");
-  rank0->run_started(1, 4);
+  rank0->run_started(1, four_ranks());
   EXPECT_EQ(rank0->handle(one_nan(2)).action, Action::kSkip);
   EXPECT_EQ(rank0->handle(one_nan(2)).exit_code(), 81);
 }

@@ -15,7 +15,7 @@ class CollectiveDecorator : public Collective {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   Status reduce(Record& record) override { return inner_.reduce(record); }
-  Status gather(const Bytes& mine, std::vector<Bytes>* all) override { return inner_.gather(mine, all); }
+  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override { return inner_.gather(mine, all, most_per_node); }
   Status broadcast(Bytes* bytes) override { return inner_.broadcast(bytes); }
 
  private:
@@ -30,10 +30,10 @@ class RecordingCollective final : public CollectiveDecorator {
     calls += 'R';
     return CollectiveDecorator::reduce(record);
   }
-  Status gather(const Bytes& mine, std::vector<Bytes>* all) override {
+  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override {
     calls += 'G';
     sent += mine.size();
-    return CollectiveDecorator::gather(mine, all);
+    return CollectiveDecorator::gather(mine, all, most_per_node);
   }
   Status broadcast(Bytes* bytes) override {
     calls += 'B';
@@ -51,8 +51,8 @@ class FailingCollective final : public CollectiveDecorator {
   Status reduce(Record& record) override {
     return fail('R', [&] { return CollectiveDecorator::reduce(record); });
   }
-  Status gather(const Bytes& mine, std::vector<Bytes>* all) override {
-    return fail('G', [&] { return CollectiveDecorator::gather(mine, all); });
+  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override {
+    return fail('G', [&] { return CollectiveDecorator::gather(mine, all, most_per_node); });
   }
   Status broadcast(Bytes* bytes) override {
     return fail('B', [&] { return CollectiveDecorator::broadcast(bytes); });

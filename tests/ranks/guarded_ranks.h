@@ -23,7 +23,11 @@ inline constexpr char kSkipAnything[] =
 
 // The watchdog would end the test's whole process.
 inline GuardOptions guard_options(const std::string& policy = "", const std::string& run_dir = "") {
-  return {policy, run_dir, false};
+  GuardOptions options;
+  options.policy = policy;
+  options.run_dir = run_dir;
+  options.watchdog = false;
+  return options;
 }
 
 inline std::unique_ptr<StepGuard> create_guard(Collective& collective, const GuardOptions& options) {

@@ -231,6 +231,12 @@ TEST(StepGuardEnd, TheEndOfTheDataIsToldWithASkipToo) {
   EXPECT_TRUE(decisions.agreed()[0].last_attempt_with_data);
 }
 
+GuardOptions watched() {
+  GuardOptions options = guard_options("attempt_deadline_seconds: 0.5 side_channel: false");
+  options.watchdog = true;
+  return options;
+}
+
 class StepGuardWatchdogDeathTest : public testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
@@ -238,7 +244,7 @@ class StepGuardWatchdogDeathTest : public testing::Test {
 
 TEST_F(StepGuardWatchdogDeathTest, ARankThatNeverComesEndsTheProcessWith84) {
   EXPECT_EXIT(ThreadGroup(2).run([](Collective& collective) {
-    const auto guard = create_guard(collective, {"attempt_deadline_seconds: 0.5", "", true});
+    const auto guard = create_guard(collective, watched());
     attempt(*guard, [] {});
     attempt(*guard, [&] {
       if (collective.rank() == 1) std::this_thread::sleep_for(std::chrono::hours(1));
@@ -250,7 +256,7 @@ TEST_F(StepGuardWatchdogDeathTest, ARankThatNeverComesEndsTheProcessWith84) {
 
 TEST_F(StepGuardWatchdogDeathTest, APausedWatchdogWaits) {
   EXPECT_EXIT(ThreadGroup(1).run([](Collective& collective) {
-    const auto guard = create_guard(collective, {"attempt_deadline_seconds: 0.5", "", true});
+    const auto guard = create_guard(collective, watched());
     guard->pause_watchdog();
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     guard->resume_watchdog();
