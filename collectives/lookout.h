@@ -26,10 +26,10 @@ class Lookout {
  public:
   struct Options {
     std::int64_t answer_ticks = 10;  // a rank has so long to answer
-    std::int64_t hurried_ticks = 4;  // or so long, when this process may be killed any moment
     std::int64_t death_ticks = 3;    // from the first closed connection to leaving: several may close together,
                                      // and mpirun must see the one that died first
     int defers_to = -1;              // the deputy: says nothing while this rank is there to say it
+    std::int64_t hurried_ticks = 4;  // instead of answer_ticks, when this process may be killed any moment
   };
   static constexpr std::uint32_t kPatience = 10;
 

@@ -55,13 +55,6 @@ Decision skip_within_budget(const Policy& policy, const SkipBudget& budget, cons
                                incident.describe()));
 }
 
-Decision on_error(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
-  if (policy.on_error() == Policy::ABORT) {
-    return abort_run(StatusCode::kInternal, incident.describe() + " (on_error: ABORT)");
-  }
-  return skip_within_budget(policy, budget, incident);
-}
-
 Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
   if (incident.loss_scale && incident.loss_scale->exhausted && incident.verdict.gradient_overflow()) {
     return abort_run(StatusCode::kLossScaleExhausted,
@@ -72,9 +65,19 @@ Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Inc
     return {Action::kSkip, StatusCode::kOk, fmt::format("overflow at loss scale {}: {}",
                                                         incident.loss_scale->scale, incident.describe())};
   }
-  if (policy.on_first() == Policy::ABORT && budget.total() == 0) {
+  // The run ends at the first, so whenever there is one it is the first.
+  if (policy.on_first() == Policy::ABORT) {
     return abort_run(StatusCode::kBudgetExhausted, incident.describe() + " (on_first: ABORT)");
   }
+  return skip_within_budget(policy, budget, incident);
+}
+
+Decision on_error(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
+  if (policy.on_error() == Policy::ABORT) {
+    return abort_run(StatusCode::kInternal, incident.describe_error() + " (on_error: ABORT)");
+  }
+  // A trainer that throws because it met a NaN does not get around the rules for one.
+  if (incident.verdict.earliest_stage) return on_non_finite(policy, budget, incident);
   return skip_within_budget(policy, budget, incident);
 }
 
@@ -89,7 +92,7 @@ Decision on_failed_update(const Incident& incident) {
   }
   return abort_run(StatusCode::kRanksDisagree,
                    fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
-                               incident.verdict.sum.updates_failed(), incident.describe()));
+                               incident.verdict.sum.updates_failed(), incident.describe_error()));
 }
 
 Decision on_request(const Policy& policy, const SkipBudget& budget, const Incident& incident) {

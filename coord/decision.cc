@@ -27,6 +27,10 @@ bool decode_decision(const std::string& bytes, Decision* decision) {
   DecisionMessage message;
   if (!message.ParseFromString(bytes) || !message.has_action()) return false;
   if (message.action() < 0 || message.action() > static_cast<int>(Action::kStop)) return false;
+  // A run that was cut must never look like a success, whatever the shell makes of a code.
+  const bool ends_run = message.action() >= static_cast<int>(Action::kAbort);
+  const bool known = status_code_name(static_cast<StatusCode>(message.exit_code())) != "UNKNOWN";
+  if (!known || ends_run != (message.exit_code() != 0)) return false;
   decision->action = static_cast<Action>(message.action());
   decision->code = static_cast<StatusCode>(message.exit_code());
   decision->reason = message.reason();

@@ -104,11 +104,14 @@ std::string Incident::describe() const {
     if (found.size() > 1) text += fmt::format(" and on {} more", found.size() - 1);
     return text;
   }
-  if (const RankView* view = first_error()) {
-    return fmt::format("exception on rank {} (host {}) at {}: {}", view->rank, view->host,
-                       stage_name(view->error->stage), view->error->what);
-  }
-  return fired_rule.empty() ? "no rank reported what it saw" : fired_rule;
+  return first_error() == nullptr && !fired_rule.empty() ? fired_rule : describe_error();
+}
+
+std::string Incident::describe_error() const {
+  const RankView* view = first_error();
+  if (view == nullptr) return "no rank reported what it saw";
+  return fmt::format("exception on rank {} (host {}) at {}: {}", view->rank, view->host,
+                     stage_name(view->error->stage), view->error->what);
 }
 
 }  // namespace holdfast

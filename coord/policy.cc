@@ -6,12 +6,15 @@
 #include <google/protobuf/util/json_util.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <iterator>
 #include <string_view>
+#include <vector>
 
 #include "holdfast/coord/policy.pb.h"
 
@@ -35,12 +38,25 @@ bool is_json(const std::string& text) {
   return first != std::string::npos && text[first] == '{';
 }
 
+bool has_unknown(const google::protobuf::Message& message) {
+  const auto* reflection = message.GetReflection();
+  if (!reflection->GetUnknownFields(message).empty()) return true;
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection->ListFields(message, &fields);
+  return std::ranges::any_of(fields, [&](const auto* field) {
+    return field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE && !field->is_repeated() &&
+           has_unknown(reflection->GetMessage(message, field));
+  });
+}
+
 Status parse_json(const std::string& text, Policy* policy) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = false;
   const auto parsed = google::protobuf::util::JsonStringToMessage(text, policy, options);
-  if (parsed.ok()) return Status();
-  return Status::usage("policy (JSON): " + std::string(parsed.message()));
+  if (!parsed.ok()) return Status::usage("policy (JSON): " + std::string(parsed.message()));
+  // The number of an enum value that does not exist is taken for a field of a newer version.
+  if (has_unknown(*policy)) return Status::usage("policy (JSON): an enum field holds a number that names no value");
+  return Status();
 }
 
 Status parse_textproto(const std::string& text, Policy* policy) {
@@ -140,13 +156,12 @@ Status parse_policy(const std::string& text, Policy* policy) {
 Status read_policy_file(const std::string& path, std::string* text) {
   text->clear();
   if (path.empty()) return Status();
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return Status::usage("policy file " + path + ": is a folder");
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  if (file) content << file.rdbuf();
-  if (!file || (content.fail() && file.peek() != std::ifstream::traits_type::eof())) {
-    return Status::usage("policy file " + path + ": " + std::strerror(errno));
-  }
-  *text = content.str();
+  if (!file) return Status::usage("policy file " + path + ": " + std::strerror(errno));
+  text->assign(std::istreambuf_iterator<char>(file), {});
+  if (file.bad()) return Status::usage("policy file " + path + ": " + std::strerror(errno));
   return Status();
 }
 

@@ -22,7 +22,8 @@ Status make_private_folder(const std::string& path) {
     return Status::usage("cannot make the run folder " + path + ": " + std::strerror(EEXIST));
   }
   // Somebody else's folder is not ours to close to others, or to fill.
-  const bool ours = std::filesystem::exists(path + "/lock", error);
+  const bool ours = std::filesystem::exists(path + "/lock", error) ||
+                    std::filesystem::exists(path + "/events.jsonl", error);
   if (!ours && !std::filesystem::is_empty(path, error)) {
     return Status::usage("the run folder " + path + " is not empty, and no run made it; choose another");
   }
@@ -66,7 +67,9 @@ Status RunFolder::create(const std::string& path) {
     return Status::usage("the run folder " + path + " is in use by another run (" + read_line(lock_fd_) +
                          "); choose another with --run-dir");
   }
-  if (std::filesystem::exists(events_path())) {
+  // An empty one is left by a start that was refused.
+  std::error_code none;
+  if (const auto size = std::filesystem::file_size(events_path(), none); !none && size > 0) {
     return Status::usage("the run folder " + path + " holds the record of an earlier run; choose another");
   }
   return write_holder(lock_fd_);

@@ -26,7 +26,7 @@ void AttemptLog::clear() {
   view_.error.reset();
   view_.has_loss = false;
   view_.facts.clear();
-  loss_sum_ = 0.0;
+  loss_sum_ = 0.0L;
   losses_ = 0;
   micro_batch_ = 0;
 }
@@ -45,7 +45,7 @@ void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, s
 void AttemptLog::add_loss(double loss) {
   // Not a running mean: the difference of two infinities would be NaN.
   loss_sum_ += loss;
-  view_.loss = loss_sum_ / ++losses_;
+  view_.loss = static_cast<double>(loss_sum_ / ++losses_);
   view_.has_loss = true;
 }
 

@@ -46,7 +46,7 @@ class AttemptLog {
   RankView view_;
   int micro_batch_ = 0;
   bool stop_requested_ = false;
-  double loss_sum_ = 0.0;
+  long double loss_sum_ = 0.0L;  // of finite losses it cannot overflow
   int losses_ = 0;
   std::optional<LocalError> failed_update_;
   std::vector<Finding> written_;  // non-finite values that the update wrote

@@ -230,7 +230,10 @@ class StepGuard::Impl {
     if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
     if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
     Decision decision;
-    if (!decode_decision(message, &decision)) return failed(Status::internal("malformed decision from rank 0"));
+    // Fails closed: an attempt that is not clean is never applied, not even by order.
+    if (!decode_decision(message, &decision) || decision.apply()) {
+      return failed(Status::internal("malformed decision from rank 0"));
+    }
     return decision;
   }
 

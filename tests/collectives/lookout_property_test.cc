@@ -72,6 +72,7 @@ struct Expected {
 Expected oracle(const Job& job) {
   const auto any = [&](Fate fate) { return std::ranges::count(job.fates, fate) > 0; };
   const bool death = any(Fate::kDied);
+  const bool absent = death || any(Fate::kSilent) || any(Fate::kLeft);  // whom the others may wait for
   const bool answers =
       job.fates[0] != Fate::kSilent && job.fates[0] != Fate::kDied && job.fates[0] != Fate::kLeft;
   Expected expected;
@@ -104,7 +105,7 @@ Expected oracle(const Job& job) {
       how = death ? "" : "left";
     } else if (place(r) != front) {
       all_in_front = false;
-      if (!death && job.answers[r].deadlines_missed > 0) how = "stuck";
+      if (!absent && job.answers[r].deadlines_missed > 0) how = "stuck";
     }
     if (how == nullptr) {
       expected.survivors.push_back(static_cast<int>(r));

@@ -108,7 +108,7 @@ class WatchedJobs(unittest.TestCase):
     def test_who_reaches_neither_rank_0_nor_the_deputy_leaves_alone(self):
         code, lines, said = self.run_job(3, "stop", [0, 1])
         self.assertEqual(84, code, said)
-        self.assertEqual(1, len(lines), lines)
+        self.assertGreaterEqual(len(lines), 1, lines)  # the others may wake up in time to see it go
         self.assertRegex(lines[0], r"^2 alone: no progress, and neither rank 0 nor its deputy can be reached\.")
         self.assertIn("Neither rank 0 nor its deputy can be reached", said)
 

@@ -53,7 +53,7 @@ TEST(Coordinator, ASkippedAttemptIsOnRecordWithTheContractsFields) {
   ASSERT_EQ(event["origins"].size(), 1u);
   const Json& origin = event["origins"][0];
   EXPECT_EQ(keys(origin), (std::set<std::string>{"rank", "host", "stage", "tensor", "index", "nan", "pos_inf",
-                                                 "neg_inf", "micro_batch"}));
+                                                 "neg_inf", "micro_batch", "facts"}));
   EXPECT_EQ(origin["rank"], 2);
   EXPECT_EQ(origin["host"], "node2");
   EXPECT_EQ(origin["stage"], "backward");

@@ -70,7 +70,7 @@ TEST(Decide, EachKindOfVerdictUnderEachPolicy) {
       {"missing", one_missing, "on_error: SKIP", 0, 0, Action::kAbort, 84},
       {"stop", stop, "", 0, 0, Action::kStop, 86},
       {"stop, budget spent", stop, "on_first: ABORT", 100, 10, Action::kStop, 86},
-      {"rule fired", [](Record& r) { r.set_request(Request::kRuleFired); }, "", 0, 0, Action::kAbort, 80},
+      {"rule fired", [](Record& r) { r.set_request(Request::kRuleFired); }, "", 0, 0, Action::kSkip, 0},
       {"roll back", [](Record& r) { r.set_request(Request::kRollBack); }, "", 0, 0, Action::kAbort, 80},
       {"capture", [](Record& r) { r.set_request(Request::kCapture); }, "", 0, 0, Action::kAbort, 80},
       {"clean", [](Record&) {}, "", 0, 0, Action::kAbort, 80},

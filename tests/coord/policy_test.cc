@@ -30,7 +30,8 @@ TEST(Policy, EmptyTextIsTheDefaultPolicy) {
     EXPECT_EQ(policy.max_consecutive_skips(), 10u);
     EXPECT_EQ(policy.on_first(), Policy::SKIP);
     EXPECT_EQ(policy.on_error(), Policy::ABORT);
-    EXPECT_EQ(policy.attempt_deadline_seconds(), 300);
+    EXPECT_EQ(policy.attempt_deadline_seconds(), 0);
+    EXPECT_EQ(policy.attempt_deadline_floor_seconds(), 60);
     EXPECT_EQ(policy.owner(), "");
     EXPECT_EQ(policy.ticket(), "");
     EXPECT_EQ(policy_hash(policy), policy_hash(parsed("")));
@@ -76,7 +77,7 @@ TEST(Policy, TheTextShowsEveryFieldAndReadsBackAsTheSamePolicy) {
   const Policy policy = parsed("on_first: ABORT ticket: 'JIRA-1 \"quoted\"\\n'");
   const std::string text = policy_text(policy);
   for (const char* field : {"max_total_skips: 100\n", "max_consecutive_skips: 10\n", "on_first: ABORT\n",
-                            "on_error: ABORT\n", "attempt_deadline_seconds: 300\n", "owner: ", "ticket: "}) {
+                            "on_error: ABORT\n", "attempt_deadline_seconds: 0\n", "owner: ", "ticket: "}) {
     EXPECT_NE(text.find(field), std::string::npos) << field << " in\n" << text;
   }
   EXPECT_EQ(policy_hash(parsed(text)), policy_hash(policy));
@@ -124,13 +125,13 @@ TEST(Policy, BudgetsBeyond64BitsAreRefused) {
   refused(R"({"max_total_skips": 18446744073709551616})");
 }
 
-TEST(Policy, ADeadlineMustBeMoreThanZeroAndAtMostADay) {
-  for (const char* value : {"0", "-1", "-0.0", "nan", "inf", "-inf", "86400.001", "1e300"}) {
+TEST(Policy, ADeadlineIsAutomaticOrAtMostADay) {
+  for (const char* value : {"-1", "nan", "inf", "-inf", "86400.001", "1e300"}) {
     EXPECT_NE(refused(std::string("attempt_deadline_seconds: ") + value).find("attempt_deadline_seconds"),
               std::string::npos)
         << value;
   }
-  for (const char* value : {"0", "-1", "86401", "\"NaN\"", "\"Infinity\"", "1e300"}) {
+  for (const char* value : {"-1", "86401", "\"NaN\"", "\"Infinity\"", "1e300"}) {
     refused(std::string("{\"attempt_deadline_seconds\": ") + value + "}");
   }
   EXPECT_EQ(parsed("attempt_deadline_seconds: 86400").attempt_deadline_seconds(), 86400);

@@ -27,6 +27,7 @@ Watched watch(const std::function<void(StepGuard&, int)>& work) {
     RecordingCollective recording(collective);
     const auto guard = create_guard(recording, guard_options("on_error: SKIP"));
     recording.calls.clear();
+    recording.sent = 0;
     attempt(*guard, [&] { work(*guard, collective.rank()); });
     watched.calls[static_cast<std::size_t>(collective.rank())] = recording.calls;
     watched.sent[static_cast<std::size_t>(collective.rank())] = recording.sent;

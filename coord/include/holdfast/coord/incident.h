@@ -86,6 +86,8 @@ struct Incident {
   std::optional<Stage> stage() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;
+  // The same of the first error: "exception on rank 1 (host h) at forward: bad allocation".
+  std::string describe_error() const;
 };
 
 }  // namespace holdfast
