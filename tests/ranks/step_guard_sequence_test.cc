@@ -79,6 +79,41 @@ TEST(StepGuardSequence, OnlyTheRanksThatAreBadSendAnything) {
   for (std::size_t r = 0; r < kRanks; ++r) EXPECT_EQ(watched.sent[r] > 0, r == 2) << r;
 }
 
+// What a later stage is full of says nothing that the earliest does not.
+TEST(StepGuardSequence, AReportIsAboutTheEarliestStageOnly) {
+  const auto forward = [](StepGuard& guard, int rank) {
+    observe_values(guard, Stage::kForward, "logits", {rank == 2 ? kNanF : 1});
+  };
+  const Watched alone = watch(forward);
+  const Watched with_more = watch([&](StepGuard& guard, int rank) {
+    forward(guard, rank);
+    for (int tensor = 0; tensor < 10; ++tensor) observe_values(guard, Stage::kBackward, "w", {kNanF});
+  });
+  EXPECT_EQ(alone.sent, with_more.sent);
+}
+
+// Every rank holds the same sum: what is bad in it alone is no rank's own.
+TEST(StepGuardSequence, OnlyFindingsOfItsOwnMakingMakeARankBad) {
+  for (const bool local : {false, true}) {
+    ThreadGroup(kRanks).run([&](Collective& collective) {
+      CorruptingCollective looking(collective);
+      const auto guard = create_guard(looking, guard_options());
+      Record sum;
+      looking.change_sum = [&](Record& record) { sum = record; };
+      const std::vector<float> reduced = {1, 2, 3, kInfF};
+      const std::vector<BucketSlice> layout = {{"w", 0, 4}};
+      attempt(*guard, [&] {
+        if (local && collective.rank() == 2) observe_values(*guard, Stage::kBackward, "w", {kNanF, kNanF});
+        guard->observe_share(TensorView::of(reduced), layout);
+      });
+      EXPECT_EQ(sum.bad(Stage::kReduction), (BadCounts{0, 1, 0}));
+      EXPECT_EQ(sum.bad(Stage::kBackward), (BadCounts{local ? 2u : 0u, 0, 0}));
+      EXPECT_EQ(sum.bad_ranks(), local ? 1u : 0u);
+      EXPECT_EQ(sum.bad_rank_sum(), local ? 2u : 0u);
+    });
+  }
+}
+
 // Field case 16: an accumulation window that was skipped leaves nothing behind for the next.
 TEST(StepGuardSequence, WindowsHaveTheirBoundariesWhateverIsInThem) {
   std::vector<std::string> calls(kRanks);
