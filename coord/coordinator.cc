@@ -132,6 +132,16 @@ std::vector<std::string> Coordinator::origin_devices(const Incident& incident) c
   return devices;
 }
 
+void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
+                             const Decision& decision) {
+  Json fields = place(epoch, attempt, update);
+  fields["reason"] = decision.reason;
+  fields["exit_code"] = decision.exit_code();
+  fields["code"] = status_code_name(decision.code);
+  fields["agreed"] = false;
+  record("aborted", std::move(fields));
+}
+
 void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   budget_.count_update();
   if (calibration_.pending() == 0) return;

@@ -80,6 +80,7 @@ bool AttemptLog::bad_of_its_own_making() const {
 Record AttemptLog::record(std::uint64_t agreement_lane) const {
   Record record = record_;
   if (has_error()) record.set_error();
+  if (no_next_batch_) record.set_no_next_batch();
   if (stop_requested_) record.set_request(Request::kStop);
   if (failed_update_) {
     record.set_update_failed();

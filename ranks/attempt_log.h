@@ -29,7 +29,7 @@ class AttemptLog {
   void request(Request request) { record_.set_request(request); }
   // Survives clear(): an attempt that is skipped must not swallow it.
   void request_stop() { stop_requested_ = true; }
-  void set_no_next_batch() { record_.set_no_next_batch(); }
+  void set_no_next_batch() { no_next_batch_ = true; }  // survives clear(): data that ended stays ended
 
   bool has_error() const { return view_.error.has_value(); }
 
@@ -46,6 +46,7 @@ class AttemptLog {
   RankView view_;
   int micro_batch_ = 0;
   bool stop_requested_ = false;
+  bool no_next_batch_ = false;
   long double loss_sum_ = 0.0L;  // of finite losses it cannot overflow
   int losses_ = 0;
   std::optional<LocalError> failed_update_;

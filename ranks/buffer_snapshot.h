@@ -9,7 +9,9 @@ namespace holdfast {
 
 class BufferSnapshot {
  public:
-  void add(void* data, std::size_t bytes) { buffers_.push_back({data, std::vector<char>(bytes)}); }
+  void add(void* data, std::size_t bytes) {
+    if (bytes > 0) buffers_.push_back({data, std::vector<char>(bytes)});
+  }
 
   void take() {
     for (Buffer& b : buffers_) std::memcpy(b.copy.data(), b.data, b.copy.size());

@@ -248,6 +248,7 @@ class StepGuard::Impl {
   }
 
   Decision end_attempt(Decision decision, const Verdict& verdict = {}) {
+    if (!decision.agreed && coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);
     decision.last_attempt_with_data = verdict.last_attempt_with_data;
     applied_ = decision.apply();
     if (decision.action == Action::kSkip) {

@@ -76,8 +76,9 @@ if(HOLDFAST_WITH_MPI)
       all_slow_at_one_place_is_a_warning
       all_standing_still_for_ever_leave_in_the_end
       an_exit_0_in_the_middle_is_not_success
+      of_two_ranks_that_hang_nobody_else_is_blamed
+      ranks_that_wake_up_do_not_call_those_dead_who_left_without_them
       two_ranks_that_die_together_are_reported_together
-      two_ranks_that_hang_are_reported_together
       who_reaches_neither_rank_0_nor_the_deputy_leaves_alone
       without_a_fault_nothing_is_said)
   foreach(rank 0 1 2)

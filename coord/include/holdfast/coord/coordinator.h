@@ -39,6 +39,9 @@ class Coordinator {
   void headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view tensor,
                 double abs_max, double largest);
 
+  // The ranks could not agree, or not be told: this rank leaves by itself.
+  void run_broken(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, const Decision& decision);
+
   // Each attempt that is not clean: decides, counts it and puts it on record, before any rank is told.
   Decision handle(const Incident& incident);
 
