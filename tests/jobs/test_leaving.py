@@ -1,5 +1,7 @@
 """However a rank leaves, the others do not stay behind: a documented exit code, in bounded time, and no process."""
 
+import json
+import os
 import re
 import unittest
 
@@ -34,12 +36,19 @@ class Leaving(JobTest):
     def check_stuck(self, fault, rank):
         job = self.leave(fault, rank, 84)
         self.assert_record(job, "run_started")
-        said = re.findall(r"rank \d+ .*attempt (\d+) of epoch 1 stands at phase (\w+)", job.err)
-        self.assertTrue(said, job)
-        for attempt, phase in said:
-            # The others can be one attempt further, where they wait for the rank that is stuck.
-            self.assertIn(int(attempt), (ATTEMPT, ATTEMPT + 1), job)
-            self.assertIn(phase, ("begin", "observe", "decide", "update", "outside"), job)
+        absence = "silent" if fault.startswith("stop") else "stuck"
+        self.assertRegex(job.err, rf"holdfast: rank \d+: rank {rank} \(host \S+, pid \d+\) is {absence}", job)
+        with open(os.path.join(job.run_dir, "departures.jsonl")) as lines:
+            departures = [json.loads(line) for line in lines]
+        self.assertEqual(1, len(departures), departures)
+        self.assertEqual([(rank, absence)],
+                         [(missing["rank"], missing["absence"]) for missing in departures[0]["missing"]])
+        survivors = departures[0]["survivors"]
+        self.assertEqual([r for r in range(4) if r != rank], [survivor["rank"] for survivor in survivors])
+        for survivor in survivors:
+            # They can be one attempt further, where they wait for the rank that is stuck.
+            self.assertIn(survivor["attempt"], (ATTEMPT, ATTEMPT + 1), departures)
+            self.assertIn(survivor["phase"], ("begin", "observe", "decide", "update", "outside"), departures)
 
     def check_exit(self, stage, rank, code):
         job = self.leave(f"exit={code}@{stage}", rank, code)

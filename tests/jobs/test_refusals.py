@@ -146,7 +146,7 @@ class Settings(RefusalTest):
     def test_faults(self):
         specs = ("nan@everywhere,attempt=1", "nan@backward,attempt=8", "nan@backward,attempt=1,rank=2",
                  "nan@backward,attempt=1,tensor=conv1.*,index=144", "nan@backward,attempt=1,micro=1",
-                 "nan@optimizer,attempt=1")
+                 "nan@optimizer,attempt=1,micro=0")
         self.assert_all_refused(*(([f"'{spec}'"], ["--inject", spec], {}) for spec in specs))
 
     def test_options(self):
