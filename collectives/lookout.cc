@@ -115,8 +115,18 @@ Lookout::Move Lookout::leave(const Answer& own) {
   const bool absent = deaths || std::ranges::any_of(peers_, [](const auto& entry) {
     return entry.second.state != Peer::State::kHere || !entry.second.answered;
   });
+  // Of those who stand behind the front, the rearmost are the ones that all others wait for.
+  Place rear = front;
+  const auto look_for_rear = [&](const Answer& answer) {
+    if (answer.deadlines_missed > 0 && answer.place.behind(rear)) rear = answer.place;
+  };
+  look_for_rear(own);
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.answered) look_for_rear(peer.last);
+  }
   const auto sort_in = [&](const RankIdentity& who, const Answer& answer) {
-    if (!absent && answer.place.behind(front) && answer.deadlines_missed > 0) {
+    const bool at_rear = answer.place.behind(front) && !rear.behind(answer.place);
+    if (!absent && at_rear && answer.deadlines_missed > 0) {
       departure_.missing.push_back({who, Absence::kStuck, answer.place});
     } else {
       departure_.survivors.push_back({who, answer.place});

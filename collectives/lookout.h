@@ -20,7 +20,7 @@ struct Answer {
 //
 // A rank that has stood still for its deadline raises a suspicion: that may be the stuck rank itself or one
 // that waits for it. All are asked where they stand. Who does not answer in time is silent. Who answers from a
-// place behind the others' and is overdue is stuck. When nobody is either, one is merely slow, or all are: that
+// place behind all others' and is overdue is stuck; whoever is between waits for it. When nobody is either, one is merely slow, or all are: that
 // is a warning, and only after kPatience deadlines at one and the same place everybody leaves.
 class Lookout {
  public:
@@ -48,6 +48,8 @@ class Lookout {
   Move tick(const Answer& own);
 
   const Departure& departure() const { return departure_; }
+
+  bool someone_closed() const { return since_death_ >= 0; }
 
  private:
   struct Peer {

@@ -29,6 +29,8 @@ constexpr milliseconds kAnswerTime{1'000};
 constexpr milliseconds kHurriedTime{400};     // the same within the second between mpirun's SIGTERM and SIGKILL
 constexpr milliseconds kDeathTime{300};       // a second before mpirun's SIGTERM
 constexpr milliseconds kUnheardTime{5'000};   // overdue, and asked by nobody: leave alone
+constexpr milliseconds kSuspendedTime{2'000};  // a tick that takes so much longer: this process was stopped
+constexpr int kWakingTicks = 5;
 constexpr milliseconds kRepeatTime{1'000};    // between two suspicions
 constexpr milliseconds kReportTime{1'000};    // between two reports of where this rank is
 
@@ -138,6 +140,7 @@ class Watchdog::Impl {
   std::size_t goodbyes_ = 0;                      // of those two
   std::optional<Lookout> lookout_;               // on rank 0 and on the deputy
   bool hurried_ = false;
+  int just_woken_ = 0;                           // ticks left in which a closed connection is this rank's own fault
   std::int64_t since_suspicion_ = 0;             // ticks
   std::int64_t since_report_ = 0;                // ticks
   std::int64_t unheard_ = 0;                     // ticks that this rank was overdue and asked by nobody
@@ -271,7 +274,9 @@ Answer Watchdog::Impl::answer() const {
 
 void Watchdog::Impl::watch() {
   while (!stop_) {
+    const auto before = std::chrono::steady_clock::now();
     io_.run_for(options_.tick);
+    if (std::chrono::steady_clock::now() - before > options_.tick + kSuspendedTime) just_woken_ = kWakingTicks;
     if (!stop_) on_tick();
   }
   say_goodbye();
@@ -279,6 +284,12 @@ void Watchdog::Impl::watch() {
 
 void Watchdog::Impl::on_tick() {
   clock_.tick(board_.beats(), board_.place().attempt, board_.paused());
+  if (just_woken_ > 0) {
+    --just_woken_;
+    if (lookout_ && lookout_->someone_closed()) {
+      leave("rank " + std::to_string(self_.rank) + " was stopped for a while, and finds that others have left");
+    }
+  }
   if (!hurried_ && options_.asked_to_end && options_.asked_to_end()) hurry();
   if (clock_.overdue()) {
     if (dialers_.empty() && !lookout_) leave_alone();

@@ -368,6 +368,8 @@ void StepGuard::request_stop() { impl_->log_.request_stop(); }
 void StepGuard::no_next_batch() { impl_->log_.set_no_next_batch(); }
 Decision StepGuard::decide() { return impl_->decide(); }
 void StepGuard::begin_update() { impl_->progress(Phase::kUpdate); }
+// So that a rank that waits for others after its update is not taken for one that is stuck in it.
+void StepGuard::end_update() { impl_->progress(Phase::kUpdate); }
 void StepGuard::report_failed_update(std::string_view what) { impl_->log_.set_failed_update(what); }
 void StepGuard::finish() { impl_->finish(); }
 Decision StepGuard::close() { return impl_->close(); }

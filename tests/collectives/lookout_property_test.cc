@@ -93,6 +93,10 @@ Expected oracle(const Job& job) {
     front = std::max(front, place(r));
     least_missed = std::min(least_missed, job.answers[r].deadlines_missed);
   }
+  auto rear = front;  // of those who are overdue
+  for (std::size_t r = 0; r < job.fates.size(); ++r) {
+    if (here(r) && job.answers[r].deadlines_missed > 0) rear = std::min(rear, place(r));
+  }
   std::vector<std::pair<std::size_t, const char*>> missing;
   bool all_in_front = true;
   for (std::size_t r = 0; r < job.fates.size(); ++r) {
@@ -105,7 +109,7 @@ Expected oracle(const Job& job) {
       how = death ? "" : "left";
     } else if (place(r) != front) {
       all_in_front = false;
-      if (!absent && job.answers[r].deadlines_missed > 0) how = "stuck";
+      if (!absent && job.answers[r].deadlines_missed > 0 && place(r) == rear) how = "stuck";
     }
     if (how == nullptr) {
       expected.survivors.push_back(static_cast<int>(r));

@@ -267,7 +267,8 @@ class CutOff(Cut):
         self.cluster.do("cut", "node1")
         received = self.cluster.received("node0")
         time.sleep(3)
-        self.assertEqual(received, self.cluster.received("node0"))
+        # Less than the gradient of a single attempt: what was under way when the cut came.
+        self.assertLess(self.cluster.received("node0") - received, 10_000)
         self.assertIsNone(job.mpirun.poll(), f"it ended too early to tell\n{job}")
         self.cluster.do("heal", "node1")
         self.assertEqual(0, job.wait().code, job)

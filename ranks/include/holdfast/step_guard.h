@@ -176,6 +176,7 @@ class StepGuard {
     } catch (...) {
       report_failed_update("exception of unknown type");
     }
+    end_update();
   }
 
   // Ends the attempt: counts it, and its update if one was decided.
@@ -201,6 +202,7 @@ class StepGuard {
   class Impl;
   explicit StepGuard(std::unique_ptr<Impl> impl);
   void begin_update();
+  void end_update();
   void report_failed_update(std::string_view what);
 
   const std::unique_ptr<Impl> impl_;
