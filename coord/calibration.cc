@@ -20,7 +20,7 @@ std::uint64_t Calibration::settle_as_charged() {
 }
 
 std::uint64_t Calibration::in_window(std::uint64_t attempt, std::uint64_t window) {
-  while (!attempts_.empty() && attempts_.front() + window <= attempt) attempts_.pop_front();
+  while (!attempts_.empty() && attempt - attempts_.front() >= window) attempts_.pop_front();
   return attempts_.size();
 }
 

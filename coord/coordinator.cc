@@ -116,17 +116,18 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 }
 
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
+  charge_pending(epoch, attempts, updates);  // no update came to show that it was calibration
   Json fields = place(epoch, attempts, updates);
   fields["skips"] = budget_.total();
-  fields["calibration_skips"] = calibration_.total() + calibration_.pending();
+  fields["calibration_skips"] = calibration_.total();
   record("run_finished", std::move(fields));
 }
 
 std::vector<std::string> Coordinator::origin_devices(const Incident& incident) const {
   std::vector<std::string> devices;
   for (const Origin& origin : incident.origins()) {
-    // The same sum is on every rank: whose share it was found in says nothing of a device.
-    if (origin.finding.stage == Stage::kReduction) continue;
+    // The same sum, and the same update, is on every rank: whose share it was found in says nothing of a device.
+    if (origin.finding.stage == Stage::kReduction || origin.finding.stage == Stage::kOptimizer) continue;
     if (const RankPlacement* place = topology_.find(origin.rank)) devices.push_back(place->device());
   }
   return devices;
@@ -151,11 +152,11 @@ void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std
   record("calibrated", std::move(fields));
 }
 
-void Coordinator::charge_pending(const Incident& incident) {
+void Coordinator::charge_pending(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   if (calibration_.pending() == 0) return;
   const std::uint64_t skips = calibration_.settle_as_charged();
   budget_.charge(skips);
-  Json fields = place(incident.epoch, incident.attempt, incident.update);
+  Json fields = place(epoch, attempt, update);
   fields["skips"] = skips;
   fields["total"] = budget_.total();
   record("calibration_charged", std::move(fields));
@@ -203,7 +204,7 @@ void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint
 
 Decision Coordinator::decide_and_count(const Incident& incident) {
   const bool calibration = is_calibration(*policy_, incident);
-  if (!calibration) charge_pending(incident);
+  if (!calibration) charge_pending(incident.epoch, incident.attempt, incident.update);
   const Decision decision = decide(*policy_, budget_, incident);
   if (decision.action == Action::kSkip) {
     if (calibration) {

@@ -83,7 +83,8 @@ Decision on_error(const Policy& policy, const SkipBudget& budget, const Incident
 
 Decision on_failed_update(const Incident& incident) {
   // Where every replica wrote the same they still agree; but what they agree on is spoilt.
-  const bool on_all = incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
+  const bool threw = incident.verdict.sum.errors() != 0;
+  const bool on_all = !threw && incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
   if (on_all && !incident.origins().empty()) {
     return abort_run(StatusCode::kNoCleanGeneration,
                      fmt::format("the optimizer wrote {} (check_update: AFTER): the state has to be rolled back, and "

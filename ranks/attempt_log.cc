@@ -59,7 +59,6 @@ void AttemptLog::set_failed_update(std::string_view what) {
 
 void AttemptLog::add_written(std::string_view tensor, const Probe& probe, std::int64_t offset) {
   if (probe.finite()) return;
-  set_failed_update("non-finite values written");
   written_counts_ += probe.bad;
   if (written_.size() >= kMaxFindingsPerRank) return;
   written_.push_back({Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad),
@@ -72,7 +71,7 @@ void AttemptLog::annotate(std::string_view name, std::int64_t value) {
 }
 
 bool AttemptLog::bad_of_its_own_making() const {
-  return has_error() || failed_update_ ||
+  return has_error() || failed_update_ || !written_.empty() ||
          std::any_of(view_.findings.begin(), view_.findings.end(),
                      [](const Finding& f) { return !is_same_on_every_rank(f.stage); });
 }
@@ -82,7 +81,8 @@ Record AttemptLog::record(std::uint64_t agreement_lane) const {
   if (has_error()) record.set_error();
   if (no_next_batch_) record.set_no_next_batch();
   if (stop_requested_) record.set_request(Request::kStop);
-  if (failed_update_) {
+  if (failed_update_) record.set_error();
+  if (failed_update_ || !written_.empty()) {
     record.set_update_failed();
     record.add_bad(Stage::kOptimizer, written_counts_);
   }

@@ -164,6 +164,7 @@ class StepGuard::Impl {
 
   Decision close() {
     log_.clear();
+    closing_ = true;
     const Decision decision = decide();
     if (decision.apply() && coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
     return decision;
@@ -186,6 +187,7 @@ class StepGuard::Impl {
   std::uint64_t updates_ = 0;
   std::uint64_t skips_ = 0;
   bool applied_ = false;  // the running attempt was decided APPLY
+  bool closing_ = false;     // what is decided is the end of the run, not an attempt
   bool overflowed_ = false;  // the running attempt was skipped for a gradient overflow
   std::string fired_rule_;   // by which this rank asks for the running attempt to be skipped
   AttemptLog log_;
@@ -211,7 +213,7 @@ class StepGuard::Impl {
   }
 
   Decision apply() {
-    if (coordinator_) coordinator_->update_applied(epoch_, attempt_, updates_);
+    if (coordinator_ && !closing_) coordinator_->update_applied(epoch_, attempt_, updates_);
     return {Action::kApply, StatusCode::kOk, {}};
   }
 

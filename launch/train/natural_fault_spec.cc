@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <set>
 #include <sstream>
 
 namespace holdfast::train {
@@ -62,8 +63,16 @@ Status parse_natural_fault_spec(const std::string& text, NaturalFaultSpec* out) 
     return bad(*out, "there is no fault '" + item + "'");
   }
   if (out->sum_overflow() || fault == NaturalFault::kDeadUnit) out->rank.reset();
+  std::set<std::string> seen;
   while (std::getline(items, item, ',')) {
+    if (!seen.insert(item.substr(0, item.find('='))).second) return bad(*out, "a key is given twice");
     if (Status s = parse_key(item, out); !s.ok()) return s;
+  }
+  if (text.ends_with(',')) return bad(*out, "ends in a comma");
+  if (seen.contains("attempt") && seen.contains("every")) return bad(*out, "attempt and every exclude each other");
+  seen.erase("rank");
+  if (out->fault == NaturalFault::kDeadUnit && !seen.empty()) {
+    return bad(*out, "this fault is there from the start, in every attempt");
   }
   if ((out->sum_overflow() || fault == NaturalFault::kDeadUnit) && out->rank) {
     return bad(*out, "this fault concerns all ranks");

@@ -11,7 +11,7 @@ struct LossScaleOptions {
   double largest = 16777216.0;  // 2^24
   double smallest = 1.0;
   std::uint64_t growth_interval = 2000;  // clean updates between two doublings
-  std::uint64_t hysteresis = 1;          // overflows in a row, counted from the last growth or halving, that halve once
+  std::uint64_t hysteresis = 1;          // overflows since the last growth or halving that halve once
 };
 
 class LossScaler {

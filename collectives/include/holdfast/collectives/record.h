@@ -4,7 +4,8 @@
 //
 //   lane    content (of one rank)                                    in the sum
 //   0-17    non-finite values, stage * 3 + class                     totals
-//   18      1 if an exception was caught since the last decision     ranks with an error
+//   18      1 if an exception was caught since the last decision,    ranks with an error
+//           in the attempt or in the update before it
 //   19      1 if the update failed after the last APPLY              ranks whose update failed
 //   20-23   1 for each kind of request this rank makes               ranks asking
 //   24      1 if this rank has no batch for the next attempt         ranks about to run dry
