@@ -263,7 +263,7 @@ class CutOff(Cut):
 
     def test_a_cut_that_heals_within_the_deadline_changes_nothing(self):
         self.cluster.do("up", "--nodes", 2)
-        job = self.start_training("--print-digests", ranks=4, steps=200, deadline=30)
+        job = self.start_training("--print-digests", ranks=4, steps=1000, deadline=30)
         self.cluster.do("cut", "node1")
         received = self.cluster.received("node0")
         time.sleep(3)
@@ -272,7 +272,7 @@ class CutOff(Cut):
         self.assertIsNone(job.mpirun.poll(), f"it ended too early to tell\n{job}")
         self.cluster.do("heal", "node1")
         self.assertEqual(0, job.wait().code, job)
-        self.assert_lockstep(job, 4, attempts=200, updates=200)
+        self.assert_lockstep(job, 4, attempts=1000, updates=1000)
         self.assertEqual([], self.departures(job))
 
 
