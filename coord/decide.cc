@@ -93,7 +93,8 @@ Decision on_failed_update(const Incident& incident) {
   }
   return abort_run(StatusCode::kRanksDisagree,
                    fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
-                               incident.verdict.sum.updates_failed(), incident.describe_error()));
+                               incident.verdict.sum.updates_failed(),
+                               threw ? incident.describe_error() : incident.describe()));
 }
 
 Decision on_request(const Policy& policy, const SkipBudget& budget, const Incident& incident) {

@@ -29,9 +29,11 @@ double SpikeDetector::threshold() const {
   return std::exp(center + options_.deviations * sigma);
 }
 
-bool SpikeDetector::add(double value) {
+bool SpikeDetector::add(double value, double* passed) {
   if (!std::isfinite(value) || value <= 0) return false;
-  const bool spike = value > threshold();
+  const double limit = threshold();
+  const bool spike = value > limit;
+  if (spike && passed != nullptr) *passed = limit;
   logs_.push_back(std::log(value));
   if (logs_.size() > options_.window) logs_.pop_front();
   return spike;

@@ -137,8 +137,8 @@ class StepGuard::Impl {
 
   bool watch(std::string_view name, double value) {
     SpikeDetector& detector = detectors_.try_emplace(std::string(name), spike_options_).first->second;
-    const double threshold = detector.threshold();
-    if (!detector.add(value)) return false;
+    double threshold = 0;
+    if (!detector.add(value, &threshold)) return false;
     if (coordinator_) coordinator_->spike(epoch_, attempt_, updates_, name, value, threshold);
     if (spikes_skip_) {
       log_.request(Request::kRuleFired);

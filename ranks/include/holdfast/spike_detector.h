@@ -21,8 +21,8 @@ class SpikeDetector {
   explicit SpikeDetector(const SpikeOptions& options) : options_(options) {}
 
   // Whether `value` is a spike against the values before it, which it then joins. Values that are not finite or
-  // not positive are passed over.
-  bool add(double value);
+  // not positive are passed over. `passed`, when given, gets what a spike exceeded.
+  bool add(double value, double* passed = nullptr);
 
   double threshold() const;  // what the next value must exceed; +Inf while there are too few
 
