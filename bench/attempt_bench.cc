@@ -55,7 +55,8 @@ void clean_attempt(benchmark::State& state, bool watchdog) {
     if (!decision.apply()) state.SkipWithError("a clean attempt was not applied");
     guard->finish();
   }
-  if (guard->updates() != static_cast<std::uint64_t>(state.iterations())) state.SkipWithError("updates were lost");
+  if (guard->updates() != static_cast<std::uint64_t>(state.iterations()))
+    state.SkipWithError("updates were lost");
 }
 
 }  // namespace

@@ -17,9 +17,7 @@ class ByteWriter {
     bytes_.append(bytes);
     return *this;
   }
-  ByteWriter& text(std::string_view text) {
-    return u32(static_cast<std::uint32_t>(text.size())).raw(text);
-  }
+  ByteWriter& text(std::string_view text) { return u32(static_cast<std::uint32_t>(text.size())).raw(text); }
   std::string take() { return std::move(bytes_); }
 
  private:

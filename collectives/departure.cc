@@ -12,8 +12,8 @@ std::string describe(const RankIdentity& who) {
 }
 
 std::string describe(const Place& place) {
-  return "attempt " + std::to_string(place.attempt) + " of epoch " + std::to_string(place.epoch) + ", phase " +
-         std::string(phase_name(place.phase));
+  return "attempt " + std::to_string(place.attempt) + " of epoch " + std::to_string(place.epoch) +
+         ", phase " + std::string(phase_name(place.phase));
 }
 
 }  // namespace
@@ -33,14 +33,15 @@ std::string Departure::describe() const {
   for (std::size_t i = 0; i < missing.size() && i < kMostNamed; ++i) {
     const MissingRank& rank = missing[i];
     if (i > 0) text += "; ";
-    text += holdfast::describe(rank.who) + " " + (rank.absence == Absence::kStuck || rank.absence == Absence::kSilent ? "is " : "") +
+    text += holdfast::describe(rank.who) + " " +
+            (rank.absence == Absence::kStuck || rank.absence == Absence::kSilent ? "is " : "") +
             std::string(absence_name(rank.absence));
     if (rank.last_seen) text += " at " + holdfast::describe(*rank.last_seen);
   }
   if (missing.size() > kMostNamed) text += "; and " + std::to_string(missing.size() - kMostNamed) + " more";
   if (!survivors.empty()) {
-    text += ". " + std::to_string(survivors.size()) + " left behind, " + holdfast::describe(survivors.front().who) +
-            " at " + holdfast::describe(survivors.front().place);
+    text += ". " + std::to_string(survivors.size()) + " left behind, " +
+            holdfast::describe(survivors.front().who) + " at " + holdfast::describe(survivors.front().place);
   }
   return text;
 }

@@ -36,7 +36,8 @@ std::string client_proof(std::string_view token, std::string_view server_nonce, 
   return hmac(token, {"client", server_nonce, client_nonce, identity});
 }
 
-std::string server_proof(std::string_view token, std::string_view client_nonce, std::string_view server_nonce) {
+std::string server_proof(std::string_view token, std::string_view client_nonce,
+                         std::string_view server_nonce) {
   return hmac(token, {"server", client_nonce, server_nonce});
 }
 

@@ -23,7 +23,8 @@ Status random_secret(std::string* secret);
 
 std::string client_proof(std::string_view token, std::string_view server_nonce, std::string_view client_nonce,
                          std::string_view identity);
-std::string server_proof(std::string_view token, std::string_view client_nonce, std::string_view server_nonce);
+std::string server_proof(std::string_view token, std::string_view client_nonce,
+                         std::string_view server_nonce);
 
 // Takes the same time wherever the two differ.
 bool same_secret(std::string_view a, std::string_view b);

@@ -32,8 +32,8 @@ void add_cpus(RankPlacement* placement) {
   hwloc_topology_destroy(topology);
 }
 
-// The few calls of the CUDA driver that are needed, by their declarations in cuda.h: 0 is success, a device is
-// an int, a UUID is 16 bytes.
+// The few calls of the CUDA driver that are needed, by their declarations in cuda.h: 0 is success, a device
+// is an int, a UUID is 16 bytes.
 struct CudaUuid {
   unsigned char bytes[16];
 };

@@ -110,11 +110,11 @@ Lookout::Move Lookout::leave(const Answer& own) {
   departure_ = Departure();
   departure_.reported_by = self_.rank;
   const bool deaths = since_death_ > 0;
-  // Whoever answers may be behind because the absent no longer take part: a collective can have ended on some ranks
-  // and not on others.
+  // Whoever answers may be behind because the absent no longer take part: a collective can have ended on some
+  // ranks and not on others.
   const bool absent = deaths || std::ranges::any_of(peers_, [](const auto& entry) {
-    return entry.second.state != Peer::State::kHere || !entry.second.answered;
-  });
+                        return entry.second.state != Peer::State::kHere || !entry.second.answered;
+                      });
   // Of those who stand behind the front, the rearmost are the ones that all others wait for.
   Place rear = front;
   const auto look_for_rear = [&](const Answer& answer) {

@@ -19,16 +19,17 @@ struct Answer {
 // Fed with what comes in from the ranks and once with each tick; says when to ask and when to leave.
 //
 // A rank that has stood still for its deadline raises a suspicion: that may be the stuck rank itself or one
-// that waits for it. All are asked where they stand. Who does not answer in time is silent. Who answers from a
-// place behind all others' and is overdue is stuck; whoever is between waits for it. When nobody is either, one is merely slow, or all are: that
-// is a warning, and only after kPatience deadlines at one and the same place everybody leaves.
+// that waits for it. All are asked where they stand. Who does not answer in time is silent. Who answers from
+// a place behind all others' and is overdue is stuck; whoever is between waits for it. When nobody is either,
+// one is merely slow, or all are: that is a warning, and only after kPatience deadlines at one and the same
+// place everybody leaves.
 class Lookout {
  public:
   struct Options {
     std::int64_t answer_ticks = 10;  // a rank has so long to answer
-    std::int64_t death_ticks = 3;    // from the first closed connection to leaving: several may close together,
-                                     // and mpirun must see the one that died first
-    int defers_to = -1;              // the deputy: says nothing while this rank is there to say it
+    std::int64_t death_ticks = 3;  // from the first closed connection to leaving: several may close together,
+                                   // and mpirun must see the one that died first
+    int defers_to = -1;            // the deputy: says nothing while this rank is there to say it
     std::int64_t hurried_ticks = 4;  // instead of answer_ticks, when this process may be killed any moment
   };
   static constexpr std::uint32_t kPatience = 10;
@@ -41,10 +42,11 @@ class Lookout {
   void suspect() { suspected_ = true; }
   void hurry() { hurried_ = suspected_ = true; }  // suspect, and conclude sooner from now on
   void answered(int rank, const Answer& answer);
-  void closed(int rank);    // without goodbye
-  void goodbye(int rank);   // it is done and will close
+  void closed(int rank);   // without goodbye
+  void goodbye(int rank);  // it is done and will close
 
-  // Once a tick, with this rank's own answer. kAsk: ask all peers. kLeave: tell all, leave; departure() says why.
+  // Once a tick, with this rank's own answer. kAsk: ask all peers. kLeave: tell all, leave; departure() says
+  // why.
   Move tick(const Answer& own);
 
   const Departure& departure() const { return departure_; }
@@ -72,7 +74,7 @@ class Lookout {
   std::map<int, Peer> peers_;  // by rank
   bool suspected_ = false;
   bool hurried_ = false;
-  std::int64_t asked_ = -1;       // ticks since the running inquiry began; -1 when there is none
+  std::int64_t asked_ = -1;        // ticks since the running inquiry began; -1 when there is none
   std::int64_t since_death_ = -1;  // ticks since the first closed connection
   Departure departure_;
 };

@@ -71,7 +71,8 @@ MpiCollective::~MpiCollective() {
 
 Status MpiCollective::check(int mpi_code, const char* operation) {
   if (mpi_code == MPI_SUCCESS) return Status();
-  failure_ = Status(StatusCode::kRankMissing, std::string(operation) + " failed: " + mpi_error_text(mpi_code));
+  failure_ =
+      Status(StatusCode::kRankMissing, std::string(operation) + " failed: " + mpi_error_text(mpi_code));
   return failure_;
 }
 
@@ -99,7 +100,8 @@ Status MpiCollective::gather_over(MPI_Comm communicator, const Bytes& mine, std:
   if (rank != 0) {
     if (size == 0) return Status();
     if (size > INT_MAX) return check(MPI_ERR_COUNT, "gather of over 2 GiB from one rank");
-    return check(MPI_Send(mine.data(), static_cast<int>(size), MPI_BYTE, 0, kGatherTag, communicator), "MPI_Send");
+    return check(MPI_Send(mine.data(), static_cast<int>(size), MPI_BYTE, 0, kGatherTag, communicator),
+                 "MPI_Send");
   }
   all->assign(sizes.size(), Bytes());
   all->front() = mine;

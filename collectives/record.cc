@@ -26,7 +26,8 @@ constexpr std::array<std::string_view, kStageCount> kStageNames = {"input",    "
                                                                    "backward", "reduction", "optimizer"};
 
 std::size_t bad_lane(Stage stage, ValueClass value_class) {
-  return kBadLane + static_cast<std::size_t>(stage) * kValueClassCount + static_cast<std::size_t>(value_class);
+  return kBadLane + static_cast<std::size_t>(stage) * kValueClassCount +
+         static_cast<std::size_t>(value_class);
 }
 
 // SplitMix64's finaliser: a bijection of 64-bit integers with good avalanche.

@@ -10,8 +10,8 @@
 namespace holdfast {
 namespace {
 
-using asio::ip::tcp;
 using asio::error_code;
+using asio::ip::tcp;
 
 std::string encode_identity(const RankIdentity& who) {
   return ByteWriter()
@@ -57,12 +57,13 @@ void Link::handle(OnFrame on_frame, OnClosed on_closed) {
 void Link::start() { read_header(); }
 
 void Link::read_header() {
-  asio::async_read(socket_, asio::buffer(header_), [self = shared_from_this()](error_code error, std::size_t) {
-    if (error) return self->fail();
-    const std::uint32_t length = ByteReader({self->header_.data(), self->header_.size()}).u32();
-    if (length == 0 || length > self->max_frame_) return self->fail();
-    self->read_body(length);
-  });
+  asio::async_read(
+      socket_, asio::buffer(header_), [self = shared_from_this()](error_code error, std::size_t) {
+        if (error) return self->fail();
+        const std::uint32_t length = ByteReader({self->header_.data(), self->header_.size()}).u32();
+        if (length == 0 || length > self->max_frame_) return self->fail();
+        self->read_body(length);
+      });
 }
 
 void Link::read_body(std::uint32_t length) {
@@ -187,7 +188,8 @@ void Listener::drop(const std::shared_ptr<Stranger>& stranger) {
   strangers_.erase(stranger);
 }
 
-void Listener::check_hello(const std::shared_ptr<Stranger>& stranger, FrameType type, std::string_view payload) {
+void Listener::check_hello(const std::shared_ptr<Stranger>& stranger, FrameType type,
+                           std::string_view payload) {
   ByteReader reader(payload);
   const std::string identity(reader.text());
   const std::string_view nonce = reader.raw(kSecretBytes);
@@ -303,12 +305,11 @@ void Dialer::on_handshake(FrameType type, std::string_view payload) {
     server_nonce_ = payload;
     if (!random_secret(&client_nonce_).ok()) return link_->close();
     const std::string identity = encode_identity(self_);
-    link_->send(FrameType::kHello,
-                ByteWriter()
-                    .text(identity)
-                    .raw(client_nonce_)
-                    .raw(client_proof(token_, server_nonce_, client_nonce_, identity))
-                    .take());
+    link_->send(FrameType::kHello, ByteWriter()
+                                       .text(identity)
+                                       .raw(client_nonce_)
+                                       .raw(client_proof(token_, server_nonce_, client_nonce_, identity))
+                                       .take());
     return;
   }
   const bool welcome = type == FrameType::kWelcome && !client_nonce_.empty() &&
@@ -320,8 +321,9 @@ void Dialer::on_handshake(FrameType type, std::string_view payload) {
   joined_ = true;
   timer_.cancel();
   link_->trust();
-  link_->handle([self = shared_from_this()](FrameType t, std::string_view p) { self->handlers_.on_frame(t, p); },
-                [self = shared_from_this()] { self->handlers_.on_closed(); });
+  link_->handle(
+      [self = shared_from_this()](FrameType t, std::string_view p) { self->handlers_.on_frame(t, p); },
+      [self = shared_from_this()] { self->handlers_.on_closed(); });
   handlers_.on_joined();
 }
 

@@ -12,7 +12,8 @@ void StallClock::tick(std::uint64_t beats, std::uint64_t attempt, bool paused) {
   if (!paused) ++ticks_in_attempt_;  // a pause says nothing about how long an attempt takes
   if (attempt == attempt_) return;
   if (attempt > attempt_ && ticks_in_attempt_ > 0) {
-    attempt_ticks_.push_back(static_cast<double>(ticks_in_attempt_) / static_cast<double>(attempt - attempt_));
+    attempt_ticks_.push_back(static_cast<double>(ticks_in_attempt_) /
+                             static_cast<double>(attempt - attempt_));
     if (attempt_ticks_.size() > kWindow) attempt_ticks_.pop_front();
   }
   attempt_ = attempt;

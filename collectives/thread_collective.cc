@@ -83,8 +83,8 @@ class ThreadGroup::Rank final : public Collective {
 
   Status broadcast(Bytes* bytes) override {
     Bytes from_root;
-    Status s = exchange_.all_see(
-        rank_, bytes, [&](auto slots) { from_root = *static_cast<const Bytes*>(slots.front()); });
+    Status s = exchange_.all_see(rank_, bytes,
+                                 [&](auto slots) { from_root = *static_cast<const Bytes*>(slots.front()); });
     if (s.ok()) *bytes = std::move(from_root);
     return s;
   }

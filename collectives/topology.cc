@@ -67,8 +67,8 @@ std::string Topology::map(std::size_t most_hosts) const {
     if (ranks.empty()) hosts.push_back(p.host);
     ranks.push_back(&p);
   }
-  std::string text = std::to_string(placements_.size()) + (placements_.size() == 1 ? " rank" : " ranks") + " on " +
-                     std::to_string(hosts.size()) + (hosts.size() == 1 ? " host\n" : " hosts\n");
+  std::string text = std::to_string(placements_.size()) + (placements_.size() == 1 ? " rank" : " ranks") +
+                     " on " + std::to_string(hosts.size()) + (hosts.size() == 1 ? " host\n" : " hosts\n");
   for (std::size_t h = 0; h < hosts.size() && h < most_hosts; ++h) {
     const auto& ranks = by_host[hosts[h]];
     text += "  " + hosts[h] + ": ";

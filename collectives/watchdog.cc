@@ -26,13 +26,13 @@ constexpr milliseconds kConnectTime{15'000};  // for all ranks to be connected
 constexpr milliseconds kRecordTime{2'000};    // for a departure to be put on record
 constexpr milliseconds kFlushTime{500};       // for last words to go out
 constexpr milliseconds kAnswerTime{1'000};
-constexpr milliseconds kHurriedTime{400};     // the same within the second between mpirun's SIGTERM and SIGKILL
-constexpr milliseconds kDeathTime{300};       // a second before mpirun's SIGTERM
-constexpr milliseconds kUnheardTime{5'000};   // overdue, and asked by nobody: leave alone
+constexpr milliseconds kHurriedTime{400};  // the same within the second between mpirun's SIGTERM and SIGKILL
+constexpr milliseconds kDeathTime{300};    // a second before mpirun's SIGTERM
+constexpr milliseconds kUnheardTime{5'000};    // overdue, and asked by nobody: leave alone
 constexpr milliseconds kSuspendedTime{2'000};  // a tick that takes so much longer: this process was stopped
 constexpr int kWakingTicks = 5;
-constexpr milliseconds kRepeatTime{1'000};    // between two suspicions
-constexpr milliseconds kReportTime{1'000};    // between two reports of where this rank is
+constexpr milliseconds kRepeatTime{1'000};  // between two suspicions
+constexpr milliseconds kReportTime{1'000};  // between two reports of where this rank is
 
 constexpr std::string_view kHurry = "hurry";  // payload of a suspicion that cannot wait
 
@@ -138,13 +138,13 @@ class Watchdog::Impl {
   std::unique_ptr<Listener> listener_;            // on rank 0 and on the deputy
   std::vector<std::shared_ptr<Dialer>> dialers_;  // to rank 0 and to the deputy
   std::size_t goodbyes_ = 0;                      // of those two
-  std::optional<Lookout> lookout_;               // on rank 0 and on the deputy
+  std::optional<Lookout> lookout_;                // on rank 0 and on the deputy
   bool hurried_ = false;
-  int just_woken_ = 0;                           // ticks left in which a closed connection is this rank's own fault
-  std::int64_t since_suspicion_ = 0;             // ticks
-  std::int64_t since_report_ = 0;                // ticks
-  std::int64_t unheard_ = 0;                     // ticks that this rank was overdue and asked by nobody
-  std::int64_t deserted_ = 0;                    // ticks that this rank was connected to neither
+  int just_woken_ = 0;                // ticks left in which a closed connection is this rank's own fault
+  std::int64_t since_suspicion_ = 0;  // ticks
+  std::int64_t since_report_ = 0;     // ticks
+  std::int64_t unheard_ = 0;          // ticks that this rank was overdue and asked by nobody
+  std::int64_t deserted_ = 0;         // ticks that this rank was connected to neither
 
   std::atomic<bool> stop_{false};
   std::thread thread_;
@@ -276,7 +276,8 @@ void Watchdog::Impl::watch() {
   while (!stop_) {
     const auto before = std::chrono::steady_clock::now();
     io_.run_for(options_.tick);
-    if (std::chrono::steady_clock::now() - before > options_.tick + kSuspendedTime) just_woken_ = kWakingTicks;
+    if (std::chrono::steady_clock::now() - before > options_.tick + kSuspendedTime)
+      just_woken_ = kWakingTicks;
     if (!stop_) on_tick();
   }
   say_goodbye();
@@ -287,7 +288,8 @@ void Watchdog::Impl::on_tick() {
   if (just_woken_ > 0) {
     --just_woken_;
     if (lookout_ && lookout_->someone_closed()) {
-      leave("rank " + std::to_string(self_.rank) + " was stopped for a while, and finds that others have left");
+      leave("rank " + std::to_string(self_.rank) +
+            " was stopped for a while, and finds that others have left");
     }
   }
   if (!hurried_ && options_.asked_to_end && options_.asked_to_end()) hurry();
@@ -363,9 +365,10 @@ void Watchdog::Impl::on_client_frame(int rank, FrameType type, std::string_view 
 // ---- leaving
 
 void Watchdog::Impl::warn(const Answer& own) {
-  const std::string text = "holdfast: rank " + std::to_string(self_.rank) + ": all ranks stand still at attempt " +
-                           std::to_string(own.place.attempt) + ", phase " +
-                           std::string(phase_name(own.place.phase)) + ", and nobody is missing; waiting\n";
+  const std::string text = "holdfast: rank " + std::to_string(self_.rank) +
+                           ": all ranks stand still at attempt " + std::to_string(own.place.attempt) +
+                           ", phase " + std::string(phase_name(own.place.phase)) +
+                           ", and nobody is missing; waiting\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
 }
 
@@ -386,10 +389,11 @@ void Watchdog::Impl::leave_alone() {
   char time[32];
   std::snprintf(time, sizeof(time), "%.1f s", seconds);
   const Place place = board_.place();
-  leave("rank " + std::to_string(self_.rank) + " (host " + self_.host + ", pid " + std::to_string(self_.pid) +
-        ") made no progress for " + time + ": attempt " + std::to_string(place.attempt) + " of epoch " +
-        std::to_string(place.epoch) + " stands at phase " + std::string(phase_name(place.phase)) +
-        (departure.alone ? ". Neither rank 0 nor its deputy can be reached" : ". A rank is missing or stuck"));
+  leave(
+      "rank " + std::to_string(self_.rank) + " (host " + self_.host + ", pid " + std::to_string(self_.pid) +
+      ") made no progress for " + time + ": attempt " + std::to_string(place.attempt) + " of epoch " +
+      std::to_string(place.epoch) + " stands at phase " + std::string(phase_name(place.phase)) +
+      (departure.alone ? ". Neither rank 0 nor its deputy can be reached" : ". A rank is missing or stuck"));
 }
 
 // On a thread of its own, since a file system may hang; this one does not wait for it for ever.

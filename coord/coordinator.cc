@@ -126,7 +126,8 @@ void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std:
 std::vector<std::string> Coordinator::origin_devices(const Incident& incident) const {
   std::vector<std::string> devices;
   for (const Origin& origin : incident.origins()) {
-    // The same sum, and the same update, is on every rank: whose share it was found in says nothing of a device.
+    // The same sum, and the same update, is on every rank: whose share it was found in says nothing of a
+    // device.
     if (origin.finding.stage == Stage::kReduction || origin.finding.stage == Stage::kOptimizer) continue;
     if (const RankPlacement* place = topology_.find(origin.rank)) devices.push_back(place->device());
   }
@@ -184,8 +185,8 @@ void Coordinator::scale_changed(std::uint64_t epoch, std::uint64_t attempt, std:
   record("scale_changed", std::move(fields));
 }
 
-void Coordinator::spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view name,
-                        double value, double threshold) {
+void Coordinator::spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
+                        std::string_view name, double value, double threshold) {
   Json fields = place(epoch, attempt, update);
   fields["name"] = name;
   fields["value"] = json_number(value);

@@ -23,9 +23,10 @@ std::string describe(const Camp& camp) {
   constexpr std::size_t kMostNamed = 16;
   const std::size_t named = std::min(camp.ranks.size(), kMostNamed);
   std::string more = camp.ranks.size() > named ? fmt::format(" and {} more", camp.ranks.size() - named) : "";
-  return fmt::format("rank {}{} at epoch {}, attempt {}, policy {:x}",
-                     fmt::join(camp.ranks.begin(), camp.ranks.begin() + static_cast<std::ptrdiff_t>(named), ","), more,
-                     camp.claim.epoch, camp.claim.attempt, camp.claim.policy_hash);
+  return fmt::format(
+      "rank {}{} at epoch {}, attempt {}, policy {:x}",
+      fmt::join(camp.ranks.begin(), camp.ranks.begin() + static_cast<std::ptrdiff_t>(named), ","), more,
+      camp.claim.epoch, camp.claim.attempt, camp.claim.policy_hash);
 }
 
 // The smaller camps by name, and the largest by number; all by name when none is the largest.
@@ -62,8 +63,8 @@ Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Inc
                                  incident.loss_scale->scale, incident.describe()));
   }
   if (is_calibration(policy, incident)) {
-    return {Action::kSkip, StatusCode::kOk, fmt::format("overflow at loss scale {}: {}",
-                                                        incident.loss_scale->scale, incident.describe())};
+    return {Action::kSkip, StatusCode::kOk,
+            fmt::format("overflow at loss scale {}: {}", incident.loss_scale->scale, incident.describe())};
   }
   // The run ends at the first, so whenever there is one it is the first.
   if (policy.on_first() == Policy::ABORT) {
@@ -86,10 +87,11 @@ Decision on_failed_update(const Incident& incident) {
   const bool threw = incident.verdict.sum.errors() != 0;
   const bool on_all = !threw && incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
   if (on_all && !incident.origins().empty()) {
-    return abort_run(StatusCode::kNoCleanGeneration,
-                     fmt::format("the optimizer wrote {} (check_update: AFTER): the state has to be rolled back, and "
-                                 "there is no checkpoint to roll back to",
-                                 incident.describe()));
+    return abort_run(
+        StatusCode::kNoCleanGeneration,
+        fmt::format("the optimizer wrote {} (check_update: AFTER): the state has to be rolled back, and "
+                    "there is no checkpoint to roll back to",
+                    incident.describe()));
   }
   return abort_run(StatusCode::kRanksDisagree,
                    fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
@@ -109,7 +111,8 @@ Decision on_request(const Policy& policy, const SkipBudget& budget, const Incide
 }  // namespace
 
 bool is_calibration(const Policy& policy, const Incident& incident) {
-  if (!incident.loss_scale || incident.loss_scale->exhausted || !incident.verdict.gradient_overflow()) return false;
+  if (!incident.loss_scale || incident.loss_scale->exhausted || !incident.verdict.gradient_overflow())
+    return false;
   const BadCounts counts = incident.verdict.sum.bad(*incident.verdict.earliest_stage);
   return counts.pos_inf != 0 || counts.neg_inf != 0 || policy.loss_scale().nan_is_calibration();
 }
@@ -120,7 +123,8 @@ Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& 
       return abort_run(StatusCode::kRankMissing,
                        fmt::format("{} ranks took part in the attempt", incident.verdict.sum.participants()));
     case Verdict::Kind::kDisagree:
-      return abort_run(StatusCode::kRanksDisagree, fmt::format("ranks disagree: {}", describe_disagreement(incident)));
+      return abort_run(StatusCode::kRanksDisagree,
+                       fmt::format("ranks disagree: {}", describe_disagreement(incident)));
     case Verdict::Kind::kUpdateFailed: return on_failed_update(incident);
     case Verdict::Kind::kError: return on_error(policy, budget, incident);
     case Verdict::Kind::kNonFinite: return on_non_finite(policy, budget, incident);

@@ -98,8 +98,8 @@ std::string Incident::describe() const {
         fmt::format("{} non-finite value{} at {}", total, total == 1 ? "" : "s", stage_name(*stage()));
     if (!found.empty()) {
       const Origin& first = found.front();
-      text += fmt::format(", first on rank {} (host {}) in {}[{}]", first.rank, first.host, first.finding.tensor,
-                          first.finding.index);
+      text += fmt::format(", first on rank {} (host {}) in {}[{}]", first.rank, first.host,
+                          first.finding.tensor, first.finding.index);
     }
     if (found.size() > 1) text += fmt::format(" and on {} more", found.size() - 1);
     return text;

@@ -55,7 +55,8 @@ Status parse_json(const std::string& text, Policy* policy) {
   const auto parsed = google::protobuf::util::JsonStringToMessage(text, policy, options);
   if (!parsed.ok()) return Status::usage("policy (JSON): " + std::string(parsed.message()));
   // The number of an enum value that does not exist is taken for a field of a newer version.
-  if (has_unknown(*policy)) return Status::usage("policy (JSON): an enum field holds a number that names no value");
+  if (has_unknown(*policy))
+    return Status::usage("policy (JSON): an enum field holds a number that names no value");
   return Status();
 }
 
@@ -128,8 +129,8 @@ Status check_ranges(const Policy& policy) {
       {scale.growth_interval() > 0, "loss_scale.growth_interval", 0, "at least 1"},
       {scale.hysteresis() > 0, "loss_scale.hysteresis", 0, "at least 1"},
       {scale.window_attempts() > 0, "loss_scale.window_attempts", 0, "at least 1"},
-      {spike.least_attempts() >= 8 && spike.least_attempts() <= spike.window_attempts(), "spike.least_attempts",
-       number(spike.least_attempts()), "8 to window_attempts"},
+      {spike.least_attempts() >= 8 && spike.least_attempts() <= spike.window_attempts(),
+       "spike.least_attempts", number(spike.least_attempts()), "8 to window_attempts"},
       {spike.window_attempts() <= 100'000, "spike.window_attempts", number(spike.window_attempts()),
        "at most 100000"},
       {spike.deviations() > 0 && std::isfinite(spike.deviations()), "spike.deviations", spike.deviations(),
@@ -138,8 +139,7 @@ Status check_ranges(const Policy& policy) {
   };
   for (const Rule& rule : rules) {
     if (rule.met) continue;
-    return Status::usage(
-        fmt::format("policy: {} is {}; it must be {}", rule.field, rule.value, rule.range));
+    return Status::usage(fmt::format("policy: {} is {}; it must be {}", rule.field, rule.value, rule.range));
   }
   return Status();
 }
@@ -157,7 +157,8 @@ Status read_policy_file(const std::string& path, std::string* text) {
   text->clear();
   if (path.empty()) return Status();
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) return Status::usage("policy file " + path + ": is a folder");
+  if (std::filesystem::is_directory(path, ignored))
+    return Status::usage("policy file " + path + ": is a folder");
   std::ifstream file(path, std::ios::binary);
   if (!file) return Status::usage("policy file " + path + ": " + std::strerror(errno));
   text->assign(std::istreambuf_iterator<char>(file), {});

@@ -38,8 +38,8 @@ void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, s
   const auto of_this_stage = std::count_if(view_.findings.begin(), view_.findings.end(),
                                            [&](const Finding& f) { return f.stage == stage; });
   if (static_cast<std::size_t>(of_this_stage) >= kMaxFindingsPerRank) return;
-  view_.findings.push_back({stage, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad), probe.bad,
-                            micro_batch_});
+  view_.findings.push_back(
+      {stage, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad), probe.bad, micro_batch_});
 }
 
 void AttemptLog::add_loss(double loss) {
@@ -61,8 +61,8 @@ void AttemptLog::add_written(std::string_view tensor, const Probe& probe, std::i
   if (probe.finite()) return;
   written_counts_ += probe.bad;
   if (written_.size() >= kMaxFindingsPerRank) return;
-  written_.push_back({Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad),
-                      probe.bad, -1});
+  written_.push_back(
+      {Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad), probe.bad, -1});
 }
 
 void AttemptLog::annotate(std::string_view name, std::int64_t value) {

@@ -20,7 +20,7 @@ class AttemptLog {
   void micro_batch(int index) { micro_batch_ = index; }
   // `offset` is where the probed elements begin in `tensor`.
   void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
-  void add_loss(double loss);  // of one micro-batch; their mean is reported
+  void add_loss(double loss);                          // of one micro-batch; their mean is reported
   void set_error(Stage stage, std::string_view what);  // the first one counts
   // Both survive clear(): they belong to an update that was already applied.
   void set_failed_update(std::string_view what);

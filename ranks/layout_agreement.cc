@@ -39,7 +39,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   for (std::size_t i = 0; i < ranks.size() && i < kMostNamed; ++i) {
     text += (i > 0 ? "," : "") + std::to_string(ranks[i]);
   }
-  return ranks.size() > kMostNamed ? text + " and " + std::to_string(ranks.size() - kMostNamed) + " more" : text;
+  return ranks.size() > kMostNamed ? text + " and " + std::to_string(ranks.size() - kMostNamed) + " more"
+                                   : text;
 }
 
 // On rank 0: claims[r] is "group hash" of rank r.

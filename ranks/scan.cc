@@ -141,7 +141,8 @@ class Scanner {
 // Walks all dimensions but the last, which the scanner takes whole.
 template <DType kType>
 void add_strided(Scanner<kType>& scanner, const typename Format<kType>::Bits* data,
-                 std::span<const std::int64_t> shape, std::span<const std::int64_t> strides, std::int64_t flat) {
+                 std::span<const std::int64_t> shape, std::span<const std::int64_t> strides,
+                 std::int64_t flat) {
   if (shape.size() <= 1) {
     scanner.add(data, shape.empty() ? 1 : shape[0], shape.empty() ? 1 : strides[0], flat);
     return;

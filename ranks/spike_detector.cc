@@ -22,8 +22,8 @@ double SpikeDetector::threshold() const {
   const double center = median(logs);
   std::vector<double> distances;
   for (const double log : logs) distances.push_back(std::abs(log - center));
-  // 1.4826 makes the median absolute deviation of a normal distribution its sigma. The floor keeps a window of
-  // equal values from calling the next rounding error a spike.
+  // 1.4826 makes the median absolute deviation of a normal distribution its sigma. The floor keeps a window
+  // of equal values from calling the next rounding error a spike.
   constexpr double kLeastSigma = 0.02;
   const double sigma = std::max(1.4826 * median(std::move(distances)), kLeastSigma);
   return std::exp(center + options_.deviations * sigma);

@@ -27,8 +27,8 @@ namespace {
 
 constexpr std::uint64_t kFirstEpoch = 1;
 
-// When a learning rate blows up every rank is bad, and a few of each node say all there is to say. What rank 0
-// receives on the bad path grows with the bad ranks, up to this many reports a node.
+// When a learning rate blows up every rank is bad, and a few of each node say all there is to say. What rank
+// 0 receives on the bad path grows with the bad ranks, up to this many reports a node.
 constexpr int kMostReportsPerNode = 4;
 
 std::string host_name() {
@@ -41,7 +41,8 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(seconds * 1000)));
 }
 
-// Collective. The rank that reports a departure need not be rank 0, but it is rank 0's folder that it writes to.
+// Collective. The rank that reports a departure need not be rank 0, but it is rank 0's folder that it writes
+// to.
 Status start_watchdog(Collective& collective, const Policy& policy, const GuardOptions& guard_options,
                       std::unique_ptr<Watchdog>* out) {
   const std::string& run_dir = guard_options.run_dir;
@@ -173,7 +174,7 @@ class StepGuard::Impl {
   Collective& collective_;
   const std::string policy_text_;
   const std::uint64_t policy_hash_;
-  const std::uint64_t coefficient_;                  // of this rank in the agreement lane
+  const std::uint64_t coefficient_;                 // of this rank in the agreement lane
   const std::unique_ptr<Coordinator> coordinator_;  // on rank 0 only
   std::string topology_map_;                        // on rank 0 only
 
@@ -186,7 +187,7 @@ class StepGuard::Impl {
   std::uint64_t attempt_ = 0;
   std::uint64_t updates_ = 0;
   std::uint64_t skips_ = 0;
-  bool applied_ = false;  // the running attempt was decided APPLY
+  bool applied_ = false;     // the running attempt was decided APPLY
   bool closing_ = false;     // what is decided is the end of the run, not an attempt
   bool overflowed_ = false;  // the running attempt was skipped for a gradient overflow
   std::string fired_rule_;   // by which this rank asks for the running attempt to be skipped
@@ -196,7 +197,7 @@ class StepGuard::Impl {
   std::optional<LossScaler> scaler_;
   std::map<std::string, SpikeDetector, std::less<>> detectors_;
   std::set<std::string, std::less<>> low_headroom_;  // tensors that were warned of
-  std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
+  std::unique_ptr<Watchdog> watchdog_;               // last: its thread ends first
 
  private:
   std::uint64_t agreement_lane() const {
@@ -262,12 +263,14 @@ class StepGuard::Impl {
   }
 };
 
-Status StepGuard::create(Collective& collective, const GuardOptions& options, std::unique_ptr<StepGuard>* out) {
+Status StepGuard::create(Collective& collective, const GuardOptions& options,
+                         std::unique_ptr<StepGuard>* out) {
   Policy policy;
   std::unique_ptr<Coordinator> coordinator;
   Status status = parse_policy(options.policy, &policy);
   if (status.ok() && options.expected_ranks != 0 && options.expected_ranks != collective.size()) {
-    status = {StatusCode::kRanksDisagree, std::to_string(options.expected_ranks) + " ranks are expected, but " +
+    status = {StatusCode::kRanksDisagree, std::to_string(options.expected_ranks) +
+                                              " ranks are expected, but " +
                                               std::to_string(collective.size()) + " take part"};
   }
   if (status.ok() && collective.rank() == 0) {
@@ -334,7 +337,8 @@ std::vector<SharePiece> StepGuard::share(std::span<const BucketSlice> layout) co
 
 void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSlice> layout) {
   for (const SharePiece& piece : share(layout)) {
-    impl_->observe(Stage::kReduction, piece.tensor, bucket.slice(piece.bucket_offset, piece.count), piece.begin);
+    impl_->observe(Stage::kReduction, piece.tensor, bucket.slice(piece.bucket_offset, piece.count),
+                   piece.begin);
   }
 }
 

@@ -94,7 +94,8 @@ int train(const char* run_dir) {
   const Decision end = guard->close();
   if (!end.agreed) std::_Exit(end.exit_code());
   float worst = 0;
-  for (int i = 0; i < kFeatures; ++i) worst = std::fmax(worst, std::fabs(weights[i] - static_cast<float>(i + 1)));
+  for (int i = 0; i < kFeatures; ++i)
+    worst = std::fmax(worst, std::fabs(weights[i] - static_cast<float>(i + 1)));
   if (rank == 0) {
     std::printf("updates %llu of %d attempts, largest error of a weight %.6f\n",
                 static_cast<unsigned long long>(guard->updates()), kAttempts, worst);

@@ -163,8 +163,8 @@ Status parse_fault(const std::string& spec, Fault* out) {
     return bad_fault(fault,
                      "unknown stage '" + stage + "' (input, forward, loss, backward, reduction, optimizer)");
   }
-  const bool made_by_all =
-      fault.stage == Stage::kReduction || (fault.stage == Stage::kOptimizer && fault.kind == Fault::Kind::kValue);
+  const bool made_by_all = fault.stage == Stage::kReduction ||
+                           (fault.stage == Stage::kOptimizer && fault.kind == Fault::Kind::kValue);
   if (!made_by_all) fault.rank = 0;
 
   std::set<std::string> seen;
@@ -216,17 +216,10 @@ Status resolve_fault(const FaultSurface& surface, Fault* fault) {
   const auto& [name, count] = *found;
   if (count == 0) return bad_fault(*fault, "tensor '" + name + "' is empty");
   switch (fault->position) {
-    case Fault::Position::kFlat:
-      break;
-    case Fault::Position::kFirst:
-      fault->index = 0;
-      break;
-    case Fault::Position::kMiddle:
-      fault->index = count / 2;
-      break;
-    case Fault::Position::kLast:
-      fault->index = count - 1;
-      break;
+    case Fault::Position::kFlat: break;
+    case Fault::Position::kFirst: fault->index = 0; break;
+    case Fault::Position::kMiddle: fault->index = count / 2; break;
+    case Fault::Position::kLast: fault->index = count - 1; break;
   }
   if (fault->index >= count) {
     return bad_fault(*fault, "index: no element " + std::to_string(fault->index) + " in tensor '" + name +
@@ -253,20 +246,13 @@ void FaultInjector::at(Stage stage, std::uint64_t attempt, int micro) const {
     if (fault.kind == Fault::Kind::kValue || !due(fault, stage, attempt, micro)) continue;
     announce(fault, rank_, attempt);
     switch (fault.kind) {
-      case Fault::Kind::kValue:
-        break;
-      case Fault::Kind::kThrow:
-        throw InjectedFault("injected fault " + fault.spec);
+      case Fault::Kind::kValue: break;
+      case Fault::Kind::kThrow: throw InjectedFault("injected fault " + fault.spec);
       case Fault::Kind::kHang:
         for (;;) ::pause();
-      case Fault::Kind::kStop:
-        ::raise(SIGSTOP);
-        break;
-      case Fault::Kind::kKill:
-        ::raise(SIGKILL);
-        break;
-      case Fault::Kind::kExit:
-        ::_exit(fault.exit_code);
+      case Fault::Kind::kStop: ::raise(SIGSTOP); break;
+      case Fault::Kind::kKill: ::raise(SIGKILL); break;
+      case Fault::Kind::kExit: ::_exit(fault.exit_code);
     }
   }
 }
@@ -291,10 +277,11 @@ void FaultInjector::corrupt(Stage stage, std::uint64_t attempt, int micro, std::
   }
 }
 
-void FaultInjector::corrupt_piece(Stage stage, std::uint64_t attempt, std::string_view tensor, std::int64_t begin,
-                                  std::span<float> piece) const {
+void FaultInjector::corrupt_piece(Stage stage, std::uint64_t attempt, std::string_view tensor,
+                                  std::int64_t begin, std::span<float> piece) const {
   for (const Fault& fault : faults_) {
-    if (fault.kind != Fault::Kind::kValue || fault.tensor != tensor || !due(fault, stage, attempt, 0)) continue;
+    if (fault.kind != Fault::Kind::kValue || fault.tensor != tensor || !due(fault, stage, attempt, 0))
+      continue;
     const std::int64_t at = fault.index - begin;
     if (at < 0 || at >= static_cast<std::int64_t>(piece.size())) continue;
     std::memcpy(piece.data() + at, &fault.value_bits, sizeof fault.value_bits);

@@ -24,8 +24,8 @@ GradientBucket::GradientBucket(std::span<float> gradients, DType dtype, MPI_Comm
   if (dtype_ == DType::kFloat32) return;
   half_.resize(gradients.size());
   constexpr int kCommutes = 1;
-  MPI_Op_create(dtype_ == DType::kFloat16 ? sum_halves<DType::kFloat16> : sum_halves<DType::kBFloat16>, kCommutes,
-                &sum_);
+  MPI_Op_create(dtype_ == DType::kFloat16 ? sum_halves<DType::kFloat16> : sum_halves<DType::kBFloat16>,
+                kCommutes, &sum_);
 }
 
 GradientBucket::~GradientBucket() {

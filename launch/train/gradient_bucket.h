@@ -13,8 +13,8 @@
 
 namespace holdfast::train {
 
-// fp32 is reduced where it lies. 16-bit types are copied into a bucket of their own, summed there by a rule of
-// their own (each partial sum rounded once), and copied back. The sum's bits are the same on every rank.
+// fp32 is reduced where it lies. 16-bit types are copied into a bucket of their own, summed there by a rule
+// of their own (each partial sum rounded once), and copied back. The sum's bits are the same on every rank.
 class GradientBucket {
  public:
   // `gradients`: the flat fp32 gradients, which outlive the bucket. `dtype`: fp32, fp16 or bf16.
@@ -23,10 +23,10 @@ class GradientBucket {
   GradientBucket(const GradientBucket&) = delete;
   GradientBucket& operator=(const GradientBucket&) = delete;
 
-  void pack();         // rounds the gradients into the bucket
-  void clear();        // zeros, for a rank that failed
-  void reduce();       // sums over the ranks; collective
-  void unpack();       // widens the sum back into the gradients
+  void pack();    // rounds the gradients into the bucket
+  void clear();   // zeros, for a rank that failed
+  void reduce();  // sums over the ranks; collective
+  void unpack();  // widens the sum back into the gradients
   TensorView view() const;
 
   // Lets `change` rewrite elements [offset, offset + count) of the bucket as fp32.

@@ -42,7 +42,8 @@ std::uint16_t to_fp16(float value) {
     const std::uint32_t kept = fraction >> shift;
     const std::uint32_t rest = fraction & ((1u << shift) - 1);
     const std::uint32_t half = 1u << (shift - 1);
-    return static_cast<std::uint16_t>(sign | (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
+    return static_cast<std::uint16_t>(sign |
+                                      (kept + (rest > half || (rest == half && (kept & 1u)) ? 1u : 0u)));
   }
   const std::uint32_t rebiased = magnitude - 0x38000000u;
   return static_cast<std::uint16_t>(sign | ((rebiased + 0xfffu + ((rebiased >> 13) & 1u)) >> 13));

@@ -19,7 +19,8 @@ float from_bf16(std::uint16_t bits);  // exact
 void narrow(std::span<const float> from, DType dtype, std::span<std::uint16_t> to);
 void widen(std::span<const std::uint16_t> from, DType dtype, std::span<float> to);
 
-// to[i] = round(to[i] + from[i]), the sum of two 16-bit numbers being exact enough in fp32 to be rounded once.
+// to[i] = round(to[i] + from[i]), the sum of two 16-bit numbers being exact enough in fp32 to be rounded
+// once.
 void add(std::span<const std::uint16_t> from, DType dtype, std::span<std::uint16_t> to);
 
 }  // namespace holdfast::train

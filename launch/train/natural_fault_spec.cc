@@ -69,7 +69,8 @@ Status parse_natural_fault_spec(const std::string& text, NaturalFaultSpec* out) 
     if (Status s = parse_key(item, out); !s.ok()) return s;
   }
   if (text.ends_with(',')) return bad(*out, "ends in a comma");
-  if (seen.contains("attempt") && seen.contains("every")) return bad(*out, "attempt and every exclude each other");
+  if (seen.contains("attempt") && seen.contains("every"))
+    return bad(*out, "attempt and every exclude each other");
   seen.erase("rank");
   if (out->fault == NaturalFault::kDeadUnit && !seen.empty()) {
     return bad(*out, "this fault is there from the start, in every attempt");

@@ -15,11 +15,11 @@
 namespace holdfast::train {
 
 struct NaturalFaultSpec {
-  std::string text;                     // as it was written
-  std::optional<NaturalFault> fault;    // none: sum-overflow, which the trainer sets up, not the workload
-  std::optional<int> rank = 0;          // every rank when empty
+  std::string text;                   // as it was written
+  std::optional<NaturalFault> fault;  // none: sum-overflow, which the trainer sets up, not the workload
+  std::optional<int> rank = 0;        // every rank when empty
   std::uint64_t attempt = 0;
-  std::uint64_t every = 0;              // when not 0, instead of `attempt`
+  std::uint64_t every = 0;  // when not 0, instead of `attempt`
   int micro = 0;
 
   bool sum_overflow() const { return !fault.has_value(); }

@@ -58,8 +58,8 @@ class Elementwise final : public Optimizer {
     for (auto& array : state_) array.resize(count);
   }
 
-  void apply(std::size_t begin, std::size_t count, std::span<float> parameters, std::span<const float> gradients,
-             const UpdateScale& scale) override {
+  void apply(std::size_t begin, std::size_t count, std::span<float> parameters,
+             std::span<const float> gradients, const UpdateScale& scale) override {
     Pointers state;
     for (std::size_t s = 0; s < kStates; ++s) state[s] = state_[s].data() + begin;
     run(Rule(options_, steps_, scale), parameters.data() + begin, gradients.data() + begin, state, count);
@@ -94,7 +94,8 @@ class Elementwise final : public Optimizer {
   static constexpr std::size_t kStates = Rule::kStates.size();
   using Pointers = std::array<float*, kStates>;
 
-  static void run(const Rule& rule, float* parameters, const float* gradients, Pointers state, std::size_t count) {
+  static void run(const Rule& rule, float* parameters, const float* gradients, Pointers state,
+                  std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       Pointers element;
       for (std::size_t s = 0; s < kStates; ++s) element[s] = state[s] + i;

@@ -33,8 +33,8 @@ class Optimizer {
                      std::span<const float> gradients, const UpdateScale& scale) = 0;
   void next_step() { ++steps_; }
 
-  // What next_step() and apply() would write, block by block, writing nothing: see(name, offset, values) with the
-  // name "" for the parameters, else the state's. The same code as apply(), so the same bits.
+  // What next_step() and apply() would write, block by block, writing nothing: see(name, offset, values) with
+  // the name "" for the parameters, else the state's. The same code as apply(), so the same bits.
   using See = std::function<void(std::string_view name, std::size_t offset, std::span<float> values)>;
   virtual void preview(std::size_t begin, std::size_t count, std::span<const float> parameters,
                        std::span<const float> gradients, const UpdateScale& scale, const See& see) const = 0;

@@ -92,7 +92,9 @@ DType Options::dtype() const {
   return precision == "bf16" ? DType::kBFloat16 : DType::kFloat32;
 }
 
-bool Options::scales_loss() const { return loss_scaling == "on" || (loss_scaling == "auto" && precision == "fp16"); }
+bool Options::scales_loss() const {
+  return loss_scaling == "on" || (loss_scaling == "auto" && precision == "fp16");
+}
 
 std::uint64_t Options::data_ends(int rank) const {
   std::uint64_t ends = 0;
@@ -108,23 +110,25 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   CLI::App app(
       "Data-parallel training that skips a non-finite step on every rank together, and puts it on record.\n"
       "Run it under mpirun: mpirun -np 4 guarded_train --steps 600");
-  app.footer("\nNatural faults: --fault NAME[,attempt=A|every=K][,rank=R|all][,micro=M]\n" + natural_fault_help() +
-             kFooter);
+  app.footer("\nNatural faults: --fault NAME[,attempt=A|every=K][,rank=R|all][,micro=M]\n" +
+             natural_fault_help() + kFooter);
   app.option_defaults()->always_capture_default();
   const CLI::Validator positive = finite("POSITIVE", [](double v) { return v > 0; });
   const CLI::Validator not_negative = finite("NONNEGATIVE", [](double v) { return v >= 0; });
   const CLI::Validator part = finite("0..1", [](double v) { return v >= 0 && v <= 1; });
 
-  app.add_option("--workload", options->workload, "What to train")->check(CLI::IsMember({"fashion-mnist", "gpt"}));
+  app.add_option("--workload", options->workload, "What to train")
+      ->check(CLI::IsMember({"fashion-mnist", "gpt"}));
   app.add_option("--data", options->data,
                  "fashion-mnist: the folder with the four IDX files, plain or gzip (default: " +
-                     std::string(kFashionMnist) + "); gpt: text files or folders of them (default: " +
-                     std::string(kLicences) + ")");
+                     std::string(kFashionMnist) +
+                     "); gpt: text files or folders of them (default: " + std::string(kLicences) + ")");
   app.add_option("--steps", options->steps, "Attempts to make")->check(positive);
   app.add_option("--batch", options->batch, "Samples a rank and micro-batch")->check(CLI::Range(1, 60000));
   app.add_option("--accumulate", options->accumulate, "Micro-batches an attempt")->check(CLI::Range(1, 1024));
-  app.add_option("--precision", options->precision,
-                 "fp32, bf16 or fp16: in which gradients are held and reduced; weights and optimizer are fp32")
+  app.add_option(
+         "--precision", options->precision,
+         "fp32, bf16 or fp16: in which gradients are held and reduced; weights and optimizer are fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   app.add_option("--loss-scaling", options->loss_scaling, "auto (with fp16), on or off")
       ->check(CLI::IsMember({"auto", "on", "off"}));
@@ -142,8 +146,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
       ->check(not_negative);
   app.add_option("--clip", options->clip, "Largest global gradient norm; 0 turns clipping off")
       ->check(not_negative);
-  app.add_option("--ema-decay", options->ema_decay, "Of the moving average of the weights")
-      ->check(part);
+  app.add_option("--ema-decay", options->ema_decay, "Of the moving average of the weights")->check(part);
 
   std::optional<double> rate;
   app.add_option("--lr", rate, "Peak learning rate (default: sgd 0.05; adamw 0.002, for gpt 0.003)")
@@ -169,8 +172,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--data-ends", options->uneven_data,
                  "RANK=ATTEMPTS: this rank has batches for so many attempts only; may be repeated");
   app.add_option("--inject", options->faults, "Put in a fault, see below; may be repeated");
-  app.add_option("--fault", options->natural_faults,
-                 "Set up a natural fault, see below; may be repeated");
+  app.add_option("--fault", options->natural_faults, "Set up a natural fault, see below; may be repeated");
   app.add_option("--omit-update", options->omitted_updates,
                  "Train through this attempt without applying its update: the reference for a skip; may be "
                  "repeated");

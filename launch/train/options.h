@@ -15,10 +15,10 @@ namespace holdfast::train {
 
 struct Options {
   std::string workload = "fashion-mnist";
-  std::vector<std::string> data;   // empty until parsed: the workload's default
-  std::uint64_t steps = 600;  // attempts
-  std::int64_t batch = 32;    // samples a rank and micro-batch
-  int accumulate = 1;         // micro-batches an attempt
+  std::vector<std::string> data;  // empty until parsed: the workload's default
+  std::uint64_t steps = 600;      // attempts
+  std::int64_t batch = 32;        // samples a rank and micro-batch
+  int accumulate = 1;             // micro-batches an attempt
   std::uint64_t seed = 1;
   std::string precision = "fp32";  // in which gradients are held and reduced
   std::string loss_scaling = "auto";
@@ -27,7 +27,7 @@ struct Options {
   Schedule schedule;
   double clip = 5.0;  // global gradient norm; 0 turns clipping off
   float ema_decay = 0.99f;
-  int expected_ranks = 0;          // 0 takes any number
+  int expected_ranks = 0;                // 0 takes any number
   std::vector<std::string> uneven_data;  // unparsed RANK=ATTEMPTS
   std::string policy_file;
   std::string run_dir;

@@ -32,15 +32,21 @@ FaultSurface fault_surface(const Options& options, Workload& workload, int world
 
 Status check_natural_fault(const Options& options, const Workload& workload, int world_size,
                            const NaturalFaultSpec& spec) {
-  const auto refuse = [&](const std::string& why) { return Status::usage("--fault " + spec.text + ": " + why); };
-  if (spec.micro >= options.accumulate) return refuse("there are " + std::to_string(options.accumulate) + " micro-batches");
-  if (spec.rank && *spec.rank >= world_size) return refuse("there are " + std::to_string(world_size) + " ranks");
+  const auto refuse = [&](const std::string& why) {
+    return Status::usage("--fault " + spec.text + ": " + why);
+  };
+  if (spec.micro >= options.accumulate)
+    return refuse("there are " + std::to_string(options.accumulate) + " micro-batches");
+  if (spec.rank && *spec.rank >= world_size)
+    return refuse("there are " + std::to_string(world_size) + " ranks");
   if (spec.every == 0 && spec.attempt >= options.steps) {
     return refuse("the last attempt is " + std::to_string(options.steps - 1));
   }
   if (spec.sum_overflow()) return world_size > 1 ? Status() : refuse("a sum takes at least two ranks");
-  if (!workload.supports(*spec.fault)) return refuse("workload " + options.workload + " does not have this fault");
-  if (spec.fault == NaturalFault::kDeadUnit && (options.optimizer.name != "adamw" || options.optimizer.eps != 0)) {
+  if (!workload.supports(*spec.fault))
+    return refuse("workload " + options.workload + " does not have this fault");
+  if (spec.fault == NaturalFault::kDeadUnit &&
+      (options.optimizer.name != "adamw" || options.optimizer.eps != 0)) {
     return refuse("does no harm without --optimizer adamw --eps 0");
   }
   return Status();
@@ -52,7 +58,8 @@ Status prepare(const Options& options, int world_size, Preparation* out) {
   if (Status s = read_policy_file(options.policy_file, &out->policy); !s.ok()) return s;
   if (Status s = make_workload(options, &out->workload); !s.ok()) return s;
   Workload& workload = *out->workload;
-  if (Status s = check_sampler(workload.training_samples(), world_size, options.batch, options.accumulate); !s.ok()) {
+  if (Status s = check_sampler(workload.training_samples(), world_size, options.batch, options.accumulate);
+      !s.ok()) {
     return s;
   }
   const FaultSurface surface = fault_surface(options, workload, world_size);

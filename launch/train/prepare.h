@@ -19,8 +19,8 @@ struct Preparation {
   std::string policy;                            // text of the policy file
 };
 
-// Reads policy and data, makes the model, and checks that every fault can happen. USAGE, naming file and record
-// or option, for what cannot be taken.
+// Reads policy and data, makes the model, and checks that every fault can happen. USAGE, naming file and
+// record or option, for what cannot be taken.
 Status prepare(const Options& options, int world_size, Preparation* out);
 
 }  // namespace holdfast::train

@@ -22,8 +22,8 @@ void Replica::update(const UpdateScale& scale) {
   optimizer_->next_step();
   const std::span<float> parameters = workload_.parameters();
   for (const BucketSlice& slice : workload_.layout()) {
-    optimizer_->apply(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count), parameters,
-                      workload_.gradients(), scale);
+    optimizer_->apply(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count),
+                      parameters, workload_.gradients(), scale);
   }
   for (std::size_t i = 0; i < ema_.size(); ++i) {
     ema_[i] = options_.ema_decay * ema_[i] + (1.0f - options_.ema_decay) * parameters[i];

@@ -12,10 +12,8 @@ double Schedule::rate(std::uint64_t update) const {
   }
   const double after = static_cast<double>(update - warmup_updates);
   switch (decay) {
-    case Decay::kNone:
-      return peak;
-    case Decay::kExponential:
-      return peak * std::pow(decay_rate, after);
+    case Decay::kNone: return peak;
+    case Decay::kExponential: return peak * std::pow(decay_rate, after);
     case Decay::kCosine: {
       const std::uint64_t span = total_updates > warmup_updates ? total_updates - warmup_updates : 1;
       const double progress = std::min(1.0, after / static_cast<double>(span));

@@ -71,9 +71,9 @@ class Trainer {
  private:
   int rank() const { return collective_.rank(); }
 
-  // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between: the
-  // count of targets, the all-reduces of gradient and loss, decide(), and after APPLY the broadcast of rank 0's
-  // buffers.
+  // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between:
+  // the count of targets, the all-reduces of gradient and loss, decide(), and after APPLY the broadcast of
+  // rank 0's buffers.
   Decision one_attempt() {
     begin();
     choose_samples();
@@ -98,7 +98,8 @@ class Trainer {
     loss_ = 0.0;
     loss_scale_ = guard_ != nullptr ? guard_->loss_scale() : 1.0;
     if (options_.print_rates) {
-      say(fmt::format("rate attempt={} update={} learning_rate={}", attempt_, replica_.updates(), learning_rate()));
+      say(fmt::format("rate attempt={} update={} learning_rate={}", attempt_, replica_.updates(),
+                      learning_rate()));
     }
   }
 
@@ -158,7 +159,8 @@ class Trainer {
     run_stage(Stage::kBackward, [&] {
       faults_.at(Stage::kBackward, attempt_, m);
       workload_.backward(static_cast<float>(loss_scale_));
-      for (const BucketSlice& slice : workload_.layout()) corrupt(Stage::kBackward, slice.tensor, gradient(slice));
+      for (const BucketSlice& slice : workload_.layout())
+        corrupt(Stage::kBackward, slice.tensor, gradient(slice));
     });
     set_natural_faults(m, false);
   }
@@ -200,7 +202,8 @@ class Trainer {
     if (guard_ == nullptr) return;
     guard_->watch("gradient_norm", gradient_norm_);
     guard_->watch("loss", loss_);
-    if (probe.finite() && loss_scale_ == 1.0) guard_->watch_headroom("gradient", options_.dtype(), probe.abs_max);
+    if (probe.finite() && loss_scale_ == 1.0)
+      guard_->watch_headroom("gradient", options_.dtype(), probe.abs_max);
     if (guard_->checks_update_before() && probe.finite()) preview_update();
   }
 
@@ -231,7 +234,8 @@ class Trainer {
       faults_.at(Stage::kOptimizer, attempt_, 0);
       replica_.update(update_scale_);
       for (const BucketSlice& slice : workload_.layout()) {
-        faults_.corrupt_piece(Stage::kOptimizer, attempt_, slice.tensor, 0, part_of(workload_.parameters(), slice));
+        faults_.corrupt_piece(Stage::kOptimizer, attempt_, slice.tensor, 0,
+                              part_of(workload_.parameters(), slice));
       }
       if (guard_ != nullptr && !guard_->checks_update_before()) observe_written();
     };
@@ -248,7 +252,8 @@ class Trainer {
     for (const BucketSlice& slice : workload_.layout()) {
       guard_->observe_written(slice.tensor, TensorView::of(part_of(workload_.parameters(), slice)));
       for (const StateArray& array : replica_.optimizer().state()) {
-        guard_->observe_written(state_name(slice.tensor, array.name), TensorView::of(part_of(array.values, slice)));
+        guard_->observe_written(state_name(slice.tensor, array.name),
+                                TensorView::of(part_of(array.values, slice)));
       }
     }
   }
@@ -298,7 +303,8 @@ class Trainer {
 
   void set_natural_faults(int m, bool on) {
     for (const NaturalFaultSpec& spec : natural_faults_) {
-      if (spec.sum_overflow() || spec.fault == NaturalFault::kDeadUnit || !spec.due(rank(), attempt_, m)) continue;
+      if (spec.sum_overflow() || spec.fault == NaturalFault::kDeadUnit || !spec.due(rank(), attempt_, m))
+        continue;
       workload_.set_fault(*spec.fault, on);
     }
   }
@@ -309,8 +315,8 @@ class Trainer {
     });
   }
 
-  // As if the loss scale were as large as this rank's gradients alone can bear: the largest magnitude comes to lie
-  // in the upper half of what the type holds, so that two of it do not fit.
+  // As if the loss scale were as large as this rank's gradients alone can bear: the largest magnitude comes
+  // to lie in the upper half of what the type holds, so that two of it do not fit.
   void grow_to_the_limit() {
     const double abs_max = scan(TensorView::of(workload_.gradients())).abs_max;
     if (abs_max == 0) return;
@@ -345,8 +351,8 @@ class Trainer {
       elements += probe.count;
       non_finite += probe.bad.total();
     }
-    Score score = workload_.evaluate(wanted * rank() / collective_.size(),
-                                     wanted * (rank() + 1) / collective_.size());
+    Score score =
+        workload_.evaluate(wanted * rank() / collective_.size(), wanted * (rank() + 1) / collective_.size());
     std::int64_t counts[2] = {score.correct, score.total};
     MPI_Allreduce(MPI_IN_PLACE, counts, 2, MPI_INT64_T, MPI_SUM, communicator_);
     MPI_Allreduce(MPI_IN_PLACE, &score.loss_sum, 1, MPI_DOUBLE, MPI_SUM, communicator_);
@@ -360,10 +366,9 @@ class Trainer {
 
   void print_digests() {
     std::vector<Bytes> lines;
-    const Status gathered =
-        collective_.gather(fmt::format("digest rank={} {} attempts={} updates={}", rank(), replica_.digests(),
-                                       attempt_, replica_.updates()),
-                           &lines);
+    const Status gathered = collective_.gather(fmt::format("digest rank={} {} attempts={} updates={}", rank(),
+                                                           replica_.digests(), attempt_, replica_.updates()),
+                                               &lines);
     if (!gathered.ok()) throw std::runtime_error(gathered.to_string());
     for (const Bytes& line : lines) say(line);
   }
@@ -401,9 +406,9 @@ class Trainer {
 };
 
 void print_start(const Options& options, int world_size, const StepGuard* guard) {
-  fmt::print("guarded_train: {} on {} rank{}, {} attempts of {} x {} samples, {}, gradients in {}\n", options.workload,
-             world_size, world_size == 1 ? "" : "s", options.steps, world_size * options.accumulate, options.batch,
-             options.optimizer.name, options.precision);
+  fmt::print("guarded_train: {} on {} rank{}, {} attempts of {} x {} samples, {}, gradients in {}\n",
+             options.workload, world_size, world_size == 1 ? "" : "s", options.steps,
+             world_size * options.accumulate, options.batch, options.optimizer.name, options.precision);
   if (guard == nullptr) {
     fmt::print("guard: OFF, a non-finite value will reach the weights\n");
     return;
@@ -437,7 +442,8 @@ Ending train(const Options& options, const Status& parsed, MPI_Comm communicator
 
   std::unique_ptr<StepGuard> guard;
   if (options.guard) {
-    if (Status s = make_guard(options, prepared, collective, &guard); !s.ok()) return refuse(s, collective.rank());
+    if (Status s = make_guard(options, prepared, collective, &guard); !s.ok())
+      return refuse(s, collective.rank());
   }
   if (collective.rank() == 0) print_start(options, collective.size(), guard.get());
   if (guard) install_stop_signals();

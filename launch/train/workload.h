@@ -43,8 +43,8 @@ class Workload {
 
   virtual std::int64_t training_samples() const = 0;
 
-  // Targets (images, tokens) in these samples: what a mean loss divides by. With variable_targets() false it is
-  // the same for every batch of the same size.
+  // Targets (images, tokens) in these samples: what a mean loss divides by. With variable_targets() false it
+  // is the same for every batch of the same size.
   virtual std::int64_t targets(std::span<const std::int64_t> sample_ids) const = 0;
   virtual bool variable_targets() const = 0;
 
@@ -67,8 +67,8 @@ class Workload {
   virtual Score evaluate(std::int64_t begin, std::int64_t end) = 0;
   virtual std::int64_t test_samples() const = 0;
 
-  // Natural faults that this workload can be set up with. set_fault() comes before targets() and load() of the
-  // micro-batch concerned, on the rank concerned, and turns the fault off after it. kDeadUnit changes
+  // Natural faults that this workload can be set up with. set_fault() comes before targets() and load() of
+  // the micro-batch concerned, on the rank concerned, and turns the fault off after it. kDeadUnit changes
   // parameters: it is set once, on every rank, before training, and stays.
   virtual bool supports(NaturalFault fault) const = 0;
   virtual void set_fault(NaturalFault fault, bool on) = 0;

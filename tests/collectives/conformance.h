@@ -141,18 +141,14 @@ inline void mixed_sequences_never_mix_their_messages(Collective& collective) {
   for (int round = 0; round < 300; ++round) {
     const auto size = static_cast<std::size_t>(random() % 5000);
     switch (random() % 3) {
-      case 0:
-        expect_reduce(collective, round);
-        break;
+      case 0: expect_reduce(collective, round); break;
       case 1:
         expect_gather(collective, [&](int r) {
           return (r + round) % 3 == 0 ? Bytes()
                                       : Bytes(size + static_cast<std::size_t>(r), static_cast<char>(round));
         });
         break;
-      default:
-        expect_broadcast(collective, Bytes(size, static_cast<char>(round)));
-        break;
+      default: expect_broadcast(collective, Bytes(size, static_cast<char>(round))); break;
     }
   }
 }

@@ -46,12 +46,8 @@ Job random_job(std::mt19937& random) {
     Answer answer{front, fate == Fate::kPaused, 0};
     if (fate == Fate::kSlow || fate == Fate::kStuck || (fate == Fate::kPaused && below(2) == 0)) {
       switch (below(front.attempt == 0 ? 1 : 2)) {
-        case 0:
-          answer.place.step = static_cast<std::uint32_t>(below(static_cast<int>(front.step)));
-          break;
-        default:
-          answer.place.attempt -= 1 + random() % front.attempt;
-          break;
+        case 0: answer.place.step = static_cast<std::uint32_t>(below(static_cast<int>(front.step))); break;
+        default: answer.place.attempt -= 1 + random() % front.attempt; break;
       }
     }
     if (fate == Fate::kWaits) {

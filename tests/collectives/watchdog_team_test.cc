@@ -257,20 +257,11 @@ class Attacker {
         if (!peer->connected()) continue;
         ++connections_;
         switch (i % 5) {
-          case 0:
-            peer->send(ByteWriter().u32(0).take());
-            break;
-          case 1:
-            peer->send(ByteWriter().u32(0xffffffffu).raw(std::string(1000, 'x')).take());
-            break;
-          case 2:
-            peer->send(frame(FrameType::kHello, std::string(200, 'h')));
-            break;
-          case 3:
-            peer->send(frame(FrameType::kLeave, "go"));
-            break;
-          default:
-            break;  // half open
+          case 0: peer->send(ByteWriter().u32(0).take()); break;
+          case 1: peer->send(ByteWriter().u32(0xffffffffu).raw(std::string(1000, 'x')).take()); break;
+          case 2: peer->send(frame(FrameType::kHello, std::string(200, 'h'))); break;
+          case 3: peer->send(frame(FrameType::kLeave, "go")); break;
+          default: break;  // half open
         }
         held.push_back(std::move(peer));
         if (held.size() > 200) held.erase(held.begin(), held.begin() + 100);

@@ -15,7 +15,9 @@ class CollectiveDecorator : public Collective {
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   Status reduce(Record& record) override { return inner_.reduce(record); }
-  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override { return inner_.gather(mine, all, most_per_node); }
+  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override {
+    return inner_.gather(mine, all, most_per_node);
+  }
   Status broadcast(Bytes* bytes) override { return inner_.broadcast(bytes); }
 
  private:

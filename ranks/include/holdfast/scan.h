@@ -10,11 +10,11 @@ namespace holdfast {
 
 // A measurement of one tensor.
 struct Probe {
-  std::uint64_t count = 0;         // elements
-  BadCounts bad;                   // by class; a signalling NaN is a NaN
-  std::int64_t first_bad = -1;     // flat row-major index of the first non-finite element, -1 when there is none
-  double abs_max = 0.0;            // largest magnitude among the finite elements, exact
-  double sum_of_squares = 0.0;     // of the finite elements, in fp64; +Inf when fp64 elements overflow it
+  std::uint64_t count = 0;      // elements
+  BadCounts bad;                // by class; a signalling NaN is a NaN
+  std::int64_t first_bad = -1;  // flat row-major index of the first non-finite element, -1 when there is none
+  double abs_max = 0.0;         // largest magnitude among the finite elements, exact
+  double sum_of_squares = 0.0;  // of the finite elements, in fp64; +Inf when fp64 elements overflow it
 
   bool finite() const { return bad.total() == 0; }
 };

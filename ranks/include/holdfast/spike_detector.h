@@ -10,7 +10,7 @@ namespace holdfast {
 struct SpikeOptions {
   std::size_t window = 200;       // finite values remembered
   std::size_t least_values = 50;  // before that many, nothing is a spike
-  double deviations = 12.0;       // from the median, in units of the median absolute deviation scaled to sigma
+  double deviations = 12.0;  // from the median, in units of the median absolute deviation scaled to sigma
 };
 
 // Robust: the yardstick is the median and the median absolute deviation of the logarithms of the last finite
@@ -20,8 +20,8 @@ class SpikeDetector {
  public:
   explicit SpikeDetector(const SpikeOptions& options) : options_(options) {}
 
-  // Whether `value` is a spike against the values before it, which it then joins. Values that are not finite or
-  // not positive are passed over. `passed`, when given, gets what a spike exceeded.
+  // Whether `value` is a spike against the values before it, which it then joins. Values that are not finite
+  // or not positive are passed over. `passed`, when given, gets what a spike exceeded.
   bool add(double value, double* passed = nullptr);
 
   double threshold() const;  // what the next value must exceed; +Inf while there are too few

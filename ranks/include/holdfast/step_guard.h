@@ -35,13 +35,13 @@
 namespace holdfast {
 
 struct GuardOptions {
-  std::string policy;         // textproto or JSON; the same on every rank; empty for the defaults
-  std::string run_dir;        // where rank 0 keeps the record of the run; empty for none
-  int expected_ranks = 0;     // when not 0, any other number of ranks is refused (exit code 83)
-  std::map<std::string, int> axes;  // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
-  bool loss_scaling = false;  // the trainer scales its loss, see loss_scale()
+  std::string policy;                  // textproto or JSON; the same on every rank; empty for the defaults
+  std::string run_dir;                 // where rank 0 keeps the record of the run; empty for none
+  int expected_ranks = 0;              // when not 0, any other number of ranks is refused (exit code 83)
+  std::map<std::string, int> axes;     // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
+  bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
   std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
-  bool watchdog = true;       // end this process when an attempt makes no progress, see Policy
+  bool watchdog = true;                // end this process when an attempt makes no progress, see Policy
 };
 
 // A tensor inside a flat bucket, in elements. What no slice covers is padding and is not looked at.
@@ -71,14 +71,15 @@ class StepGuard {
   StepGuard(const StepGuard&) = delete;
   StepGuard& operator=(const StepGuard&) = delete;
 
-  // Collective, once before the first attempt: ranks of the same replica group hold the same tensors, so their
-  // layouts must be equal in names, offsets and sizes. RANKS_DISAGREE on every rank otherwise, naming the
-  // minority. With model parallelism, ranks that hold different layers are in different groups.
+  // Collective, once before the first attempt: ranks of the same replica group hold the same tensors, so
+  // their layouts must be equal in names, offsets and sizes. RANKS_DISAGREE on every rank otherwise, naming
+  // the minority. With model parallelism, ranks that hold different layers are in different groups.
   Status agree_on_layout(std::span<const BucketSlice> layout, int replica_group = 0);
 
-  // A buffer that forward mutates (BatchNorm statistics): copied at each begin() and put back unless the attempt is
-  // applied. decide() scans it, as part of stage forward: an overflow that ends in the statistics alone leaves the
-  // outputs finite, and every later one wrong. The memory must stay where it is for the guard's life.
+  // A buffer that forward mutates (BatchNorm statistics): copied at each begin() and put back unless the
+  // attempt is applied. decide() scans it, as part of stage forward: an overflow that ends in the statistics
+  // alone leaves the outputs finite, and every later one wrong. The memory must stay where it is for the
+  // guard's life.
   void protect(std::string_view name, void* data, DType dtype, std::int64_t element_count);
   // One that is not floating point, such as a counter.
   void protect(void* data, std::size_t bytes);
@@ -86,14 +87,14 @@ class StepGuard {
   // Starts the next attempt.
   void begin();
 
-  // Tells later observations which micro-batch of the accumulation window they belong to, kWholeWindow for what is
-  // made of all of them. A non-finite value in any of them makes the whole attempt bad.
+  // Tells later observations which micro-batch of the accumulation window they belong to, kWholeWindow for
+  // what is made of all of them. A non-finite value in any of them makes the whole attempt bad.
   static constexpr int kWholeWindow = -1;
   void micro_batch(int index);
 
   // Runs `body` unless this attempt has failed here already, and keeps an exception as this rank's error, at
-  // `stage`. Returns whether the attempt is healthy so far. An error never leaves the sequence of collectives:
-  // go on to your all-reduce with zeros, and to decide().
+  // `stage`. Returns whether the attempt is healthy so far. An error never leaves the sequence of
+  // collectives: go on to your all-reduce with zeros, and to decide().
   template <typename Body>
   bool run(Stage stage, Body&& body) {
     if (!healthy()) return false;
@@ -111,8 +112,8 @@ class StepGuard {
   // No error in this attempt on this rank. Says nothing of non-finite values.
   bool healthy() const;
 
-  // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a piece
-  // of the tensor that begins at element `offset`.
+  // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a
+  // piece of the tensor that begins at element `offset`.
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset = 0);
 
   // observe() for each tensor of a flat bucket.
@@ -126,33 +127,34 @@ class StepGuard {
   std::vector<SharePiece> share(std::span<const BucketSlice> layout) const;
 
   // Optimizer stage, by the policy's check_update. With BEFORE, observe() the prospective values at stage
-  // optimizer ahead of decide(); each rank may do its share(). With AFTER, call this inside update() for what was
-  // written, on every rank: a finding is told in the next decide(), or in close().
+  // optimizer ahead of decide(); each rank may do its share(). With AFTER, call this inside update() for what
+  // was written, on every rank: a finding is told in the next decide(), or in close().
   bool checks_update_before() const;
   void observe_written(std::string_view tensor, const TensorView& view);
 
-  // The loss of one micro-batch on this rank, observed at stage loss. The mean over the attempt's micro-batches
-  // is logged as it is, NaN and all.
+  // The loss of one micro-batch on this rank, observed at stage loss. The mean over the attempt's
+  // micro-batches is logged as it is, NaN and all.
   void observe_loss(double loss);
 
   // Keeps a number with this rank's report of this attempt, should it turn out bad.
   void annotate(std::string_view name, std::int64_t value);
 
-  // Early warning. `value` must be the same on every rank, such as the norm of the reduced gradient: says whether
-  // it is far above what it has been, see Policy.Spike. With action SKIP the attempt is then not applied.
+  // Early warning. `value` must be the same on every rank, such as the norm of the reduced gradient: says
+  // whether it is far above what it has been, see Policy.Spike. With action SKIP the attempt is then not
+  // applied.
   bool watch(std::string_view name, double value);
 
   // Early warning when a magnitude, the same on every rank, comes near the largest finite value of its type.
   void watch_headroom(std::string_view tensor, DType dtype, double abs_max);
 
-  // 1 unless GuardOptions::loss_scaling. Multiply the loss by it before backward, and the reduced gradient by its
-  // inverse before clipping and update. Changes in finish() only, on all ranks alike.
+  // 1 unless GuardOptions::loss_scaling. Multiply the loss by it before backward, and the reduced gradient by
+  // its inverse before clipping and update. Changes in finish() only, on all ranks alike.
   double loss_scale() const;
   LossScaler::State loss_scale_state() const;  // to be saved with a checkpoint
   void restore_loss_scale(const LossScaler::State& state);
 
-  // Asks every rank to stop at the end of this attempt, without an update (exit code 86); of the next one that is
-  // not skipped for something worse.
+  // Asks every rank to stop at the end of this attempt, without an update (exit code 86); of the next one
+  // that is not skipped for something worse.
   void request_stop();
 
   // This rank has no batch for the attempt after this one: every rank gets `last_attempt_with_data`. Must be
@@ -192,10 +194,10 @@ class StepGuard {
   void resume_watchdog();
 
   std::uint64_t epoch() const;
-  std::uint64_t attempt() const;  // number of the running attempt, or of the next one outside
-  std::uint64_t updates() const;  // applied so far
-  std::uint64_t skips() const;    // of this run so far, the same on every rank
-  const std::string& policy_text() const;  // the effective policy, every field shown
+  std::uint64_t attempt() const;            // number of the running attempt, or of the next one outside
+  std::uint64_t updates() const;            // applied so far
+  std::uint64_t skips() const;              // of this run so far, the same on every rank
+  const std::string& policy_text() const;   // the effective policy, every field shown
   const std::string& topology_map() const;  // hosts and their ranks, for people; on rank 0 only
 
  private:

@@ -9,7 +9,7 @@ namespace holdfast {
 enum class DType : int { kFloat64, kFloat32, kFloat16, kBFloat16 };
 
 std::int64_t dtype_size(DType dtype);  // bytes
-double dtype_largest(DType dtype);      // the largest finite value
+double dtype_largest(DType dtype);     // the largest finite value
 
 // Does not own anything: the memory, and the arrays behind `shape` and `strides`, must outlive the call it is
 // passed to.

@@ -29,9 +29,9 @@ class Collective {
   // Sums `record` over all ranks, lane by lane mod 2^64; every rank gets the same bits.
   virtual Status reduce(Record& record) = 0;
 
-  // Rank 0 gets size() entries, entry r being what rank r passed, possibly empty; other ranks get none. Of each
-  // node (ranks that share memory) only the first `most_per_node` entries that are not empty arrive; the others
-  // come out empty.
+  // Rank 0 gets size() entries, entry r being what rank r passed, possibly empty; other ranks get none. Of
+  // each node (ranks that share memory) only the first `most_per_node` entries that are not empty arrive; the
+  // others come out empty.
   virtual Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) = 0;
   Status gather(const Bytes& mine, std::vector<Bytes>* all) {
     return gather(mine, all, std::numeric_limits<int>::max());

@@ -9,7 +9,8 @@
 
 namespace holdfast {
 
-// What gather() moved over the network to this rank. Grows on rank 0 with the number of bad ranks, up to the cap.
+// What gather() moved over the network to this rank. Grows on rank 0 with the number of bad ranks, up to the
+// cap.
 struct GatherTraffic {
   std::uint64_t messages = 0;  // between nodes, not counting the sizes
   std::uint64_t bytes = 0;
@@ -24,7 +25,8 @@ class MpiCollective final : public Collective {
   // initialised with at least MPI_THREAD_FUNNELED: USAGE otherwise.
   static Status create(MPI_Comm communicator, std::unique_ptr<Collective>* out);
 
-  // Frees the duplicate, unless MPI is finalised already or the communicator failed. Destroy it on every rank.
+  // Frees the duplicate, unless MPI is finalised already or the communicator failed. Destroy it on every
+  // rank.
   ~MpiCollective() override;
 
   int rank() const override { return rank_; }

@@ -15,11 +15,11 @@ struct RankPlacement {
   int rank = 0;
   std::string host;
   std::int64_t pid = 0;
-  int local_rank = 0;            // among the ranks of its host, by rank; set by gather_topology()
-  std::string cpus;              // the CPUs it may run on, e.g. "0-3,8"
-  std::string numa;              // the NUMA nodes of these, e.g. "0"
-  std::string gpu_uuid;          // "GPU-8f3a..."
-  std::string gpu_pci;           // "0000:17:00.0"
+  int local_rank = 0;               // among the ranks of its host, by rank; set by gather_topology()
+  std::string cpus;                 // the CPUs it may run on, e.g. "0-3,8"
+  std::string numa;                 // the NUMA nodes of these, e.g. "0"
+  std::string gpu_uuid;             // "GPU-8f3a..."
+  std::string gpu_pci;              // "0000:17:00.0"
   std::map<std::string, int> axes;  // the caller's tags, e.g. {"dp": 0, "tp": 1}
 
   // What broke when this rank computes wrong: its GPU when it has one, else its slot on the host.
@@ -35,8 +35,8 @@ class Topology {
   const std::vector<RankPlacement>& placements() const { return placements_; }
   const RankPlacement* find(int rank) const;  // null when it is not known
 
-  // A few lines for people: hosts with their ranks, consecutive ranks of one host joined. At most `most_hosts`
-  // hosts are shown.
+  // A few lines for people: hosts with their ranks, consecutive ranks of one host joined. At most
+  // `most_hosts` hosts are shown.
   std::string map(std::size_t most_hosts = 64) const;
 
  private:

@@ -23,21 +23,22 @@ struct Verdict {
 
   Kind kind = Kind::kMissing;
   Record sum;
-  std::optional<Stage> earliest_stage;    // the first stage with a non-finite value on any rank
-  std::optional<int> only_bad_rank;       // set when exactly one rank is bad
-  bool last_attempt_with_data = false;    // a rank has no batch for the next attempt: all stop after this one
+  std::optional<Stage> earliest_stage;  // the first stage with a non-finite value on any rank
+  std::optional<int> only_bad_rank;     // set when exactly one rank is bad
+  bool last_attempt_with_data = false;  // a rank has no batch for the next attempt: all stop after this one
 
   bool clean() const { return kind == Kind::kClean; }
 
-  // An overflow that a smaller loss scale may cure: the first non-finite values are gradients, local or summed,
-  // and input, output and loss were finite on every rank.
+  // An overflow that a smaller loss scale may cure: the first non-finite values are gradients, local or
+  // summed, and input, output and loss were finite on every rank.
   bool gradient_overflow() const {
-    return kind == Kind::kNonFinite && (earliest_stage == Stage::kBackward || earliest_stage == Stage::kReduction);
+    return kind == Kind::kNonFinite &&
+           (earliest_stage == Stage::kBackward || earliest_stage == Stage::kReduction);
   }
 };
 
-// Fails closed: a sum that misses a participant, that disagrees, or with a lane set that this version does not
-// know, never gives a clean verdict. `world_size` is the number of ranks in the collective, at least 1.
+// Fails closed: a sum that misses a participant, that disagrees, or with a lane set that this version does
+// not know, never gives a clean verdict. `world_size` is the number of ranks in the collective, at least 1.
 Verdict judge(const Record& sum, int world_size);
 
 }  // namespace holdfast

@@ -1,5 +1,5 @@
-// Ends this process when its attempts stop making progress, together with the others', so that a hang is never
-// for ever and the ones to blame are named.
+// Ends this process when its attempts stop making progress, together with the others', so that a hang is
+// never for ever and the ones to blame are named.
 #pragma once
 
 #include <chrono>
@@ -19,12 +19,12 @@ namespace holdfast {
 //
 // The watchdogs of a job are connected, each to rank 0 and to a deputy on another host where there is one. A
 // rank that dies is known at once, from its closed connection. When a rank has stood still for its deadline,
-// rank 0 asks all of them where they stand, and makes out who is missing: see Lookout. It puts that on record,
-// tells the others, and all leave. The deputy does it when rank 0 is the one missing; a rank that reaches
-// neither leaves by itself. When all are slow and nobody is missing, rank 0 warns, and waits.
+// rank 0 asks all of them where they stand, and makes out who is missing: see Lookout. It puts that on
+// record, tells the others, and all leave. The deputy does it when rank 0 is the one missing; a rank that
+// reaches neither leaves by itself. When all are slow and nobody is missing, rank 0 warns, and waits.
 //
-// On a clean run the training thread makes a few relaxed stores a call, and each watchdog sends some 30 bytes a
-// second.
+// On a clean run the training thread makes a few relaxed stores a call, and each watchdog sends some 30 bytes
+// a second.
 class Watchdog {
  public:
   struct Options {
@@ -35,8 +35,8 @@ class Watchdog {
     std::chrono::milliseconds floor{std::chrono::minutes(1)};
     // False: each rank knows only of itself.
     bool side_channel = true;
-    // Looked at with each tick: true once somebody, such as a launcher that lost a host, has asked this process to
-    // end. The watchdogs then make out at once whether anybody is missing.
+    // Looked at with each tick: true once somebody, such as a launcher that lost a host, has asked this
+    // process to end. The watchdogs then make out at once whether anybody is missing.
     std::function<bool()> asked_to_end;
     // Called on the watchdog's thread of the reporting rank, before anybody leaves, and given two seconds:
     // puts the departure on record.

@@ -8,8 +8,8 @@ namespace holdfast {
 
 class Policy;
 
-// A streak of overflow skips stays pending until it is known what it was: calibration when it ends in an applied
-// update, charged to the budget whole when it does not.
+// A streak of overflow skips stays pending until it is known what it was: calibration when it ends in an
+// applied update, charged to the budget whole when it does not.
 class Calibration {
  public:
   void count_pending(std::uint64_t attempt);

@@ -33,9 +33,10 @@ class Coordinator {
   void update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
 
   // Early warnings and changes, for the record only.
-  void scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from, double to);
-  void spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view name, double value,
-             double threshold);
+  void scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
+                     double to);
+  void spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view name,
+             double value, double threshold);
   void headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view tensor,
                 double abs_max, double largest);
 

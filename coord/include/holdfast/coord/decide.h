@@ -1,4 +1,5 @@
-// Rank 0's choice for an attempt that is not clean: a pure function of the policy, the budget and the incident.
+// Rank 0's choice for an attempt that is not clean: a pure function of the policy, the budget and the
+// incident.
 #pragma once
 
 #include "holdfast/coord/budget.h"

@@ -12,7 +12,8 @@ namespace holdfast {
 // file system that all hosts share for a deputy's or a lonely rank's line to be found with the rest.
 //
 //   {"event": "departure", "time", "reported_by", "alone",
-//    "missing": [{rank, host, pid, absence, epoch, attempt, phase}], "survivors": [{rank, host, pid, epoch, ...}]}
+//    "missing": [{rank, host, pid, absence, epoch, attempt, phase}], "survivors": [{rank, host, pid, epoch,
+//    ...}]}
 //
 // epoch, attempt and phase are null for a rank that never said where it was.
 Status append_departure(const std::string& run_dir, const Departure& departure);

@@ -73,7 +73,7 @@ struct Incident {
   std::uint64_t attempt = 0;
   std::uint64_t update = 0;  // updates applied before this attempt
   Verdict verdict;
-  std::vector<RankView> views;  // of the ranks that had something to say, by rank
+  std::vector<RankView> views;                   // of the ranks that had something to say, by rank
   std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
   std::string fired_rule = {};                   // what a rule said that asks for this attempt to be skipped
 
@@ -81,8 +81,8 @@ struct Incident {
   std::vector<Origin> origins() const;
   // The view with the lowest rank that has an error, if any.
   const RankView* first_error() const;
-  // The stage to put in the log: the optimizer's when it was an update that failed, else the earliest non-finite
-  // one, else that of the first error.
+  // The stage to put in the log: the optimizer's when it was an update that failed, else the earliest
+  // non-finite one, else that of the first error.
   std::optional<Stage> stage() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;

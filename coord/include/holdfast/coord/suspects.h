@@ -17,8 +17,8 @@ class Suspects {
   // had a single origin.
   explicit Suspects(std::uint64_t threshold) : threshold_(threshold) {}
 
-  // The devices on which an incident began, with repeats for ranks that share one. Several devices at once point
-  // at none of them.
+  // The devices on which an incident began, with repeats for ranks that share one. Several devices at once
+  // point at none of them.
   void count(const std::vector<std::string>& devices);
 
   bool is_suspect(const std::string& device) const;
