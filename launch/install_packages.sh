@@ -14,7 +14,7 @@ packages=(
   libprotobuf-dev protobuf-compiler
   libgtest-dev libbenchmark-dev
   libfmt-dev nlohmann-json3-dev libxxhash-dev libcli11-dev zlib1g-dev
-  libasio-dev libssl-dev libhwloc-dev
+  libasio-dev libssl-dev libhwloc-dev libhwy-dev
   iproute2 iptables
   libtorch-dev libopenblas0-pthread
   dataset-fashion-mnist

@@ -1,221 +1,211 @@
 #include "holdfast/scan.h"
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cassert>
-#include <type_traits>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "float_environment.h"
+#include "scan_kernels.h"
 
 namespace holdfast {
 namespace {
 
-template <DType>
-struct Format;
-
-// IEEE 754 layout of each type: an all-ones exponent is NaN, or infinity when the fraction is zero.
-template <typename UInt, int kFractionBits>
-struct Ieee {
-  using Bits = UInt;
-  static constexpr Bits kSign = static_cast<Bits>(Bits{1} << (sizeof(Bits) * 8 - 1));
-  static constexpr Bits kInfinity = static_cast<Bits>((kSign - 1) >> kFractionBits << kFractionBits);
-  static constexpr Bits kLeastNormal = static_cast<Bits>(Bits{1} << kFractionBits);
-};
-
-template <>
-struct Format<DType::kFloat64> : Ieee<std::uint64_t, 52> {
-  static double value(Bits bits) { return std::bit_cast<double>(bits); }
-  static double exact(Bits magnitude) { return value(magnitude); }
-};
-
-template <>
-struct Format<DType::kFloat32> : Ieee<std::uint32_t, 23> {
-  static double value(Bits bits) { return static_cast<double>(std::bit_cast<float>(bits)); }
-  // Right for subnormals even where the floating-point environment reads them as zero.
-  static double exact(Bits magnitude) {
-    return magnitude < kLeastNormal ? 0x1p-149 * static_cast<double>(magnitude) : value(magnitude);
+// What follows `whole` in the tensor, from element `at` on; but for the squares, which have an order of their
+// own.
+void append(Probe& whole, const Probe& part, std::int64_t at) {
+  whole.count += part.count;
+  whole.bad.nan += part.bad.nan;
+  whole.bad.pos_inf += part.bad.pos_inf;
+  whole.bad.neg_inf += part.bad.neg_inf;
+  whole.abs_max = std::max(whole.abs_max, part.abs_max);
+  if (part.first_bad >= 0 && (whole.first_bad < 0 || at + part.first_bad < whole.first_bad)) {
+    whole.first_bad = at + part.first_bad;
   }
-};
+}
 
-template <>
-struct Format<DType::kBFloat16> : Ieee<std::uint16_t, 7> {
-  static double value(Bits bits) {
-    return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16));
+using Strands = std::array<SumOfSquares, kStrands>;
+
+SumOfSquares fold(Strands& strands) {
+  for (std::size_t half = kStrands / 2; half > 0; half /= 2) {
+    for (std::size_t s = 0; s < half; ++s) strands[s] += strands[s + half];
   }
-  static double exact(Bits magnitude) {
-    return magnitude < kLeastNormal ? 0x1p-133 * static_cast<double>(magnitude) : value(magnitude);
-  }
-};
+  return strands[0];
+}
 
-template <>
-struct Format<DType::kFloat16> : Ieee<std::uint16_t, 10> {
-  // Reads the half's exponent and fraction as those of a double and corrects the exponent's bias.
-  static double value(Bits bits) {
-    constexpr std::uint64_t kBiasDifference = 1023 - 15;
-    const std::uint64_t magnitude = bits & 0x7fffu;
-    const std::uint64_t sign = static_cast<std::uint64_t>(bits & 0x8000u) << 48;
-    if (magnitude < 0x400) return (sign != 0 ? -0x1p-24 : 0x1p-24) * static_cast<double>(magnitude);
-    return std::bit_cast<double>(sign | ((magnitude << 42) + (kBiasDifference << 52)));
-  }
-  static double exact(Bits magnitude) { return value(magnitude); }
-};
+std::int64_t chunks_of(const TensorView& tensor) {
+  const std::int64_t size = chunk_elements(tensor.dtype);
+  return (tensor.element_count + size - 1) / size;
+}
 
-// Squares are summed in this many partial sums and joined in one fixed order, so the same elements give the
-// same bits on any machine.
-constexpr int kPartialSums = 16;
-constexpr std::int64_t kBlock = 1024;
+// Chunk `index` of a contiguous tensor.
+void add_chunk(const TensorView& tensor, std::int64_t index, Probe& probe, Strands& strands) {
+  const std::int64_t size = chunk_elements(tensor.dtype);
+  const std::int64_t begin = index * size;
+  const char* data = static_cast<const char*>(tensor.data) + begin * dtype_size(tensor.dtype);
+  const Probe part = scan_chunk(tensor.dtype, data, std::min(size, tensor.element_count - begin));
+  append(probe, part, begin);
+  strands[static_cast<std::size_t>(index % kStrands)] += part.squares;
+}
 
-template <DType kType>
-class Scanner {
- public:
-  using F = Format<kType>;
-  using Bits = typename F::Bits;
+Probe scan_contiguous(const TensorView& tensor) {
+  const std::int64_t chunks = chunks_of(tensor);
+  if (chunks <= 1) return scan_chunk(tensor.dtype, tensor.data, tensor.element_count);
+  Probe probe;
+  Strands strands;
+  for (std::int64_t c = 0; c < chunks; ++c) add_chunk(tensor, c, probe, strands);
+  probe.squares = fold(strands);
+  return probe;
+}
 
-  // `stride` in elements. `flat` is the row-major index of the first of the elements.
-  void add(const Bits* data, std::int64_t count, std::int64_t stride, std::int64_t flat) {
-    for (std::int64_t begin = 0; begin < count; begin += kBlock) {
-      const std::int64_t n = std::min(kBlock, count - begin);
-      if (stride == 1) {
-        add_block(data + begin, n, flat + begin);
-      } else {
-        add_exactly(data + begin * stride, n, stride, flat + begin);
+// Each thread takes whole strands, so each strand is summed in its order.
+Probe scan_contiguous_on(const TensorView& tensor, int threads) {
+  const std::int64_t chunks = chunks_of(tensor);
+  threads = static_cast<int>(std::min<std::int64_t>({threads, kStrands, chunks}));
+  if (threads <= 1) return scan_contiguous(tensor);
+  Strands strands;
+  std::vector<Probe> probes(static_cast<std::size_t>(threads));
+  const auto work = [&](int thread) {
+    const DefaultFloatEnvironment environment;
+    for (std::int64_t s = thread; s < kStrands; s += threads) {
+      for (std::int64_t c = s; c < chunks; c += kStrands) {
+        add_chunk(tensor, c, probes[static_cast<std::size_t>(thread)], strands);
       }
     }
-    probe_.count += static_cast<std::uint64_t>(count);
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
+    work(0);
+  }
+  Probe probe;
+  for (const Probe& part : probes) append(probe, part, 0);
+  probe.squares = fold(strands);
+  return probe;
+}
+
+// Elements from anywhere, put together to blocks.
+class Blocks {
+ public:
+  explicit Blocks(DType dtype)
+      : dtype_(dtype),
+        width_(static_cast<std::size_t>(dtype_size(dtype))),
+        size_(chunk_elements(dtype) / kBlocksPerChunk) {
+    assert(static_cast<std::size_t>(size_) * width_ <= sizeof(block_));
+  }
+
+  // Elements `stride` bytes apart.
+  void add(const std::byte* data, std::int64_t count, std::int64_t stride) {
+    while (count > 0) {
+      const std::int64_t n = std::min(count, size_ - filled_);
+      std::byte* out = block_ + static_cast<std::size_t>(filled_) * width_;
+      if (stride == static_cast<std::int64_t>(width_)) {
+        std::memcpy(out, data, static_cast<std::size_t>(n) * width_);
+      } else {
+        copy(data, n, stride, out);
+      }
+      filled_ += n;
+      data += n * stride;
+      count -= n;
+      if (filled_ == size_) flush();
+    }
   }
 
   Probe finish() {
-    probe_.abs_max = F::exact(max_magnitude_);
-    for (const double partial : sums_) probe_.sum_of_squares += partial;
+    if (filled_ > 0) flush();
+    end_chunk();
+    probe_.squares = fold(strands_);
     return probe_;
   }
 
  private:
-  // The common case has no branch on a value: the largest magnitude tells afterwards whether any element was
-  // not finite, and only then is the block gone over again.
-  void add_block(const Bits* data, std::int64_t n, std::int64_t flat) {
-    Bits largest = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      largest = std::max(largest, static_cast<Bits>(data[i] & static_cast<Bits>(~F::kSign)));
-    }
-    if (largest >= F::kInfinity) {
-      add_exactly(data, n, 1, flat);
-      return;
-    }
-    max_magnitude_ = std::max(max_magnitude_, largest);
-    std::int64_t i = 0;
-    for (; i + kPartialSums <= n; i += kPartialSums) {
-      for (int k = 0; k < kPartialSums; ++k) {
-        const double v = F::value(data[i + k]);
-        sums_[k] += v * v;
-      }
-    }
-    for (int k = 0; i < n; ++i, ++k) {
-      const double v = F::value(data[i]);
-      sums_[k] += v * v;
+  void copy(const std::byte* data, std::int64_t count, std::int64_t stride, std::byte* out) const {
+    const auto each = [&](auto width) {
+      for (std::int64_t i = 0; i < count; ++i) std::memcpy(out + i * width, data + i * stride, width);
+    };
+    switch (width_) {
+      case 1: return each(std::integral_constant<std::size_t, 1>());
+      case 2: return each(std::integral_constant<std::size_t, 2>());
+      case 4: return each(std::integral_constant<std::size_t, 4>());
+      case 8: return each(std::integral_constant<std::size_t, 8>());
+      default: return each(std::integral_constant<std::size_t, 16>());
     }
   }
 
-  void add_exactly(const Bits* data, std::int64_t n, std::int64_t stride, std::int64_t flat) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const Bits bits = data[i * stride];
-      const Bits magnitude = bits & static_cast<Bits>(~F::kSign);
-      if (magnitude < F::kInfinity) {
-        max_magnitude_ = std::max(max_magnitude_, magnitude);
-        const double v = F::value(bits);
-        sums_[i % kPartialSums] += v * v;
-        continue;
-      }
-      if (probe_.first_bad < 0) probe_.first_bad = flat + i;
-      if (magnitude > F::kInfinity) {
-        ++probe_.bad.nan;
-      } else {
-        ++(bits & F::kSign ? probe_.bad.neg_inf : probe_.bad.pos_inf);
-      }
-    }
+  void flush() {
+    const Probe part = scan_chunk(dtype_, block_, filled_);
+    append(probe_, part, static_cast<std::int64_t>(probe_.count));
+    chunk_ += part.squares;
+    filled_ = 0;
+    if (++blocks_ % kBlocksPerChunk == 0) end_chunk();
   }
 
+  void end_chunk() {
+    strands_[static_cast<std::size_t>(chunks_++ % kStrands)] += chunk_;
+    chunk_ = {};
+  }
+
+  const DType dtype_;
+  const std::size_t width_;
+  const std::int64_t size_;  // elements of a block
+  std::int64_t filled_ = 0;
+  std::int64_t blocks_ = 0;
+  std::int64_t chunks_ = 0;
   Probe probe_;
-  Bits max_magnitude_ = 0;
-  double sums_[kPartialSums] = {};
+  SumOfSquares chunk_;
+  Strands strands_;
+  alignas(64) std::byte block_[std::size_t{kRows} * kLanes * sizeof(float)];
 };
 
-// Walks all dimensions but the last, which the scanner takes whole.
-template <DType kType>
-void add_strided(Scanner<kType>& scanner, const typename Format<kType>::Bits* data,
-                 std::span<const std::int64_t> shape, std::span<const std::int64_t> strides,
-                 std::int64_t flat) {
-  if (shape.size() <= 1) {
-    scanner.add(data, shape.empty() ? 1 : shape[0], shape.empty() ? 1 : strides[0], flat);
-    return;
-  }
-  std::int64_t inner = 1;
-  for (const std::int64_t extent : shape.subspan(1)) inner *= extent;
-  if (inner == 0) return;
+// Walks all dimensions but the last, which the blocks take whole.
+void add_strided(Blocks& blocks, const std::byte* data, std::int64_t width,
+                 std::span<const std::int64_t> shape, std::span<const std::int64_t> strides) {
+  if (shape.size() == 1) return blocks.add(data, shape[0], strides[0] * width);
   for (std::int64_t i = 0; i < shape[0]; ++i) {
-    add_strided(scanner, data + i * strides[0], shape.subspan(1), strides.subspan(1), flat + i * inner);
+    add_strided(blocks, data + i * strides[0] * width, width, shape.subspan(1), strides.subspan(1));
   }
 }
 
-template <DType kType>
-Probe scan_as(const TensorView& tensor) {
-  const auto* data = static_cast<const typename Format<kType>::Bits*>(tensor.data);
-  Scanner<kType> scanner;
-  if (tensor.shape.empty()) {
-    scanner.add(data, tensor.element_count, 1, 0);
-  } else {
-    add_strided(scanner, data, tensor.shape, tensor.strides, 0);
+Probe scan_strided(const TensorView& tensor) {
+  Blocks blocks(tensor.dtype);
+  add_strided(blocks, static_cast<const std::byte*>(tensor.data), dtype_size(tensor.dtype), tensor.shape,
+              tensor.strides);
+  return blocks.finish();
+}
+
+Probe unread(const TensorView& tensor) {
+  Probe probe;
+  probe.count = static_cast<std::uint64_t>(tensor.element_count);
+  if (!is_known(tensor.dtype) && probe.count > 0) {
+    probe.bad.nan = probe.count;
+    probe.first_bad = 0;
   }
-  return scanner.finish();
+  return probe;
+}
+
+// In the default floating-point environment.
+Probe measure(const TensorView& tensor, int threads) {
+  if (is_always_finite(tensor.dtype) || !is_known(tensor.dtype) || tensor.element_count == 0) {
+    return unread(tensor);
+  }
+  if (tensor.strides.empty()) return scan_contiguous_on(tensor, threads);
+  return scan_strided(tensor);
 }
 
 }  // namespace
 
-std::int64_t dtype_size(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64: return 8;
-    case DType::kFloat32: return 4;
-    case DType::kFloat16:
-    case DType::kBFloat16: return 2;
-  }
-  return 0;
+Probe scan(const TensorView& tensor, const ScanOptions& options) {
+  const DefaultFloatEnvironment environment;
+  return measure(tensor, options.threads);
 }
 
-double dtype_largest(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64: return Format<DType::kFloat64>::value(Format<DType::kFloat64>::kInfinity - 1);
-    case DType::kFloat32: return Format<DType::kFloat32>::value(Format<DType::kFloat32>::kInfinity - 1);
-    case DType::kFloat16: return Format<DType::kFloat16>::value(Format<DType::kFloat16>::kInfinity - 1);
-    case DType::kBFloat16: return Format<DType::kBFloat16>::value(Format<DType::kBFloat16>::kInfinity - 1);
-  }
-  return 0;
-}
-
-TensorView TensorView::strided(const void* data, DType dtype, std::span<const std::int64_t> shape,
-                               std::span<const std::int64_t> strides) {
-  assert(shape.size() == strides.size());
-  std::int64_t count = 1;
-  for (const std::int64_t extent : shape) count *= extent;
-  return {data, dtype, count, shape, strides};
-}
-
-TensorView TensorView::slice(std::int64_t offset, std::int64_t count) const {
-  assert(shape.empty() && offset >= 0 && count >= 0 && offset + count <= element_count);
-  return contiguous(static_cast<const char*>(data) + offset * dtype_size(dtype), dtype, count);
-}
-
-Probe scan(const TensorView& tensor) {
-  switch (tensor.dtype) {
-    case DType::kFloat64: return scan_as<DType::kFloat64>(tensor);
-    case DType::kFloat32: return scan_as<DType::kFloat32>(tensor);
-    case DType::kFloat16: return scan_as<DType::kFloat16>(tensor);
-    case DType::kBFloat16: return scan_as<DType::kBFloat16>(tensor);
-  }
-  // Never "clean" for a type that was not looked at.
-  assert(false && "unknown dtype");
-  Probe unknown;
-  unknown.count = static_cast<std::uint64_t>(tensor.element_count);
-  unknown.bad.nan = unknown.count;
-  unknown.first_bad = 0;
-  return unknown;
+void scan(std::span<const TensorView> tensors, std::span<Probe> probes) {
+  assert(tensors.size() == probes.size());
+  const DefaultFloatEnvironment environment;
+  for (std::size_t i = 0; i < tensors.size(); ++i) probes[i] = measure(tensors[i], 1);
 }
 
 }  // namespace holdfast

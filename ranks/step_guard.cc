@@ -110,10 +110,18 @@ class StepGuard::Impl {
   }
 
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset) {
+    if (!is_known(view.dtype)) {
+      log_.set_error(stage, std::string(tensor) + " has an unknown dtype, number " +
+                                std::to_string(static_cast<int>(view.dtype)) + ", and cannot be scanned");
+    }
     const Probe probe = scan(view);
+    add(stage, tensor, probe, offset);
+    return probe;
+  }
+
+  void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset) {
     log_.add(stage, tensor, probe, offset);
     progress(Phase::kObserve);
-    return probe;
   }
 
   // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
@@ -308,6 +316,11 @@ bool StepGuard::healthy() const { return !impl_->log_.has_error(); }
 
 Probe StepGuard::observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset) {
   return impl_->observe(stage, tensor, view, offset);
+}
+
+void StepGuard::observe_measured(Stage stage, std::string_view tensor, const Probe& probe,
+                                 std::int64_t offset) {
+  impl_->add(stage, tensor, probe, offset);
 }
 
 void StepGuard::observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout) {

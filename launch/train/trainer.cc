@@ -196,7 +196,7 @@ class Trainer {
   void inspect_reduced() {
     const Probe probe = scan(TensorView::of(workload_.gradients()));
     const double factor = loss_scale_ * collective_.size();
-    gradient_norm_ = probe.finite() ? std::sqrt(probe.sum_of_squares) / factor : std::nan("");
+    gradient_norm_ = probe.finite() ? probe.squares.root() / factor : std::nan("");
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (gradient_norm_ + 1e-6)) : 1.0;
     update_scale_ = {static_cast<float>(clip / factor), static_cast<float>(learning_rate())};
     if (guard_ == nullptr) return;

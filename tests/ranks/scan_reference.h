@@ -53,7 +53,8 @@ inline const std::vector<FloatFormat>& formats() {
   static const std::vector<FloatFormat> all = {{"fp64", DType::kFloat64, 64, 52},
                                                {"fp32", DType::kFloat32, 32, 23},
                                                {"fp16", DType::kFloat16, 16, 10},
-                                               {"bf16", DType::kBFloat16, 16, 7}};
+                                               {"bf16", DType::kBFloat16, 16, 7},
+                                               {"fp8 e5m2", DType::kFloat8E5M2, 8, 2}};
   return all;
 }
 
@@ -102,9 +103,7 @@ inline Reference reference_scan(const FloatFormat& format, const std::vector<std
   return reference;
 }
 
-// Everything is exact but the sum of squares. That one is off by at most (n + 1) * 2^-53 of itself: n terms,
-// all of one sign, each rounded once when squared and in at most n - 1 additions; and n times what a square
-// loses when it underflows.
+// Everything is exact but the sum of squares, which keeps to the bound that scan.h gives.
 inline void expect_probe(const Probe& probe, const FloatFormat& format,
                          const std::vector<std::uint64_t>& patterns) {
   const Reference expected = reference_scan(format, patterns);
@@ -115,14 +114,22 @@ inline void expect_probe(const Probe& probe, const FloatFormat& format,
   EXPECT_EQ(probe.first_bad, expected.first_bad);
   EXPECT_EQ(probe.finite(), expected.first_bad < 0);
   EXPECT_EQ(probe.abs_max, expected.abs_max);
+  const long double bound = format.bits == 64 ? 0x1p-46L : 0x1p-17L;
+  const auto root = static_cast<long double>(probe.squares.root());
+  const long double expected_root = std::sqrt(expected.sum_of_squares);
+  if (expected_root > DBL_MAX) {
+    EXPECT_EQ(probe.squares.root(), static_cast<double>(INFINITY));
+  } else {
+    EXPECT_LE(std::fabs(root - expected_root), bound / 2 * expected_root + 0x1p-1074L)
+        << root << " for " << expected_root;
+  }
   if (expected.sum_of_squares > DBL_MAX) {
-    EXPECT_EQ(probe.sum_of_squares, static_cast<double>(INFINITY));
+    EXPECT_EQ(probe.squares.value(), static_cast<double>(INFINITY));
     return;
   }
-  const auto n = static_cast<long double>(patterns.size());
-  const long double bound = (n + 1) * 0x1p-53L * expected.sum_of_squares + n * 0x1p-1074L;
-  EXPECT_LE(std::fabs(static_cast<long double>(probe.sum_of_squares) - expected.sum_of_squares), bound)
-      << probe.sum_of_squares << " against " << expected.sum_of_squares;
+  const auto value = static_cast<long double>(probe.squares.value());
+  EXPECT_LE(std::fabs(value - expected.sum_of_squares), bound * expected.sum_of_squares + 0x1p-1074L)
+      << value << " for " << expected.sum_of_squares;
 }
 
 // Scans `patterns` as one contiguous tensor.

@@ -268,7 +268,35 @@ TEST(StepGuardFaults, ObserveReturnsItsMeasurement) {
     EXPECT_EQ(probe.bad, (BadCounts{1, 0, 0}));
     EXPECT_EQ(probe.first_bad, 1);
     EXPECT_EQ(probe.abs_max, 4);
-    EXPECT_EQ(probe.sum_of_squares, 25);
+    EXPECT_EQ(probe.squares.value(), 25);
+  });
+}
+
+TEST(StepGuardFaults, AMeasurementMadeElsewhereCounts) {
+  const TempDir temp;
+  run_guarded(1, guard_options(kSkipAnything, temp / "run"), [](StepGuard& guard, int) {
+    const std::vector<float> values = {3, kNanF, -4};
+    const Probe probe = scan(TensorView::of(values));
+    EXPECT_EQ(attempt(guard, [&] { guard.observe_measured(Stage::kForward, "x", probe, 100); }).action,
+              Action::kSkip);
+  });
+  const std::vector<Json> events = events_named(temp / "run", "attempt_skipped");
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0]["origins"][0]["tensor"], "x");
+  EXPECT_EQ(events[0]["origins"][0]["index"], 101);
+}
+
+// Field case 10.
+TEST(StepGuardFaults, AnUnknownDtypeIsAnError) {
+  run_guarded(2, guard_options(), [](StepGuard& guard, int rank) {
+    const Decision decision = attempt(guard, [&] {
+      const float one = 1;
+      if (rank == 1)
+        guard.observe(Stage::kForward, "x", TensorView::contiguous(&one, static_cast<DType>(42), 1));
+    });
+    EXPECT_EQ(decision.exit_code(), 80);
+    EXPECT_NE(decision.reason.find("x has an unknown dtype, number 42"), std::string::npos)
+        << decision.reason;
   });
 }
 

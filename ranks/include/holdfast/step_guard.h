@@ -113,8 +113,11 @@ class StepGuard {
   bool healthy() const;
 
   // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a
-  // piece of the tensor that begins at element `offset`.
+  // piece of the tensor that begins at element `offset`. A dtype that is not known is this rank's error.
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset = 0);
+
+  // The same with a measurement that was made before, by scan() or by one of fused_scan.h.
+  void observe_measured(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset = 0);
 
   // observe() for each tensor of a flat bucket.
   void observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout);

@@ -3,13 +3,34 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 namespace holdfast {
 
-enum class DType : int { kFloat64, kFloat32, kFloat16, kBFloat16 };
+// Of 8-bit floating point there are the two types of the OCP 8-bit floating point specification; E4M3FN has
+// no infinity. A complex element is two numbers, real part first.
+enum class DType : int {
+  kFloat64,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat8E4M3FN,
+  kFloat8E5M2,
+  kComplex64,
+  kComplex128,
+  kBool,
+  kUInt8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+};
 
-std::int64_t dtype_size(DType dtype);  // bytes
-double dtype_largest(DType dtype);     // the largest finite value
+bool is_known(DType dtype);                // false for a number that is none of the above
+std::string_view dtype_name(DType dtype);  // "float32", "bfloat16", ...; "unknown"
+std::int64_t dtype_size(DType dtype);      // bytes of one element; 0 for an unknown type
+double dtype_largest(DType dtype);   // the largest finite value, of a part if complex; 0 for other types
+bool is_always_finite(DType dtype);  // integers and bool
 
 // Does not own anything: the memory, and the arrays behind `shape` and `strides`, must outlive the call it is
 // passed to.
