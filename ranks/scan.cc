@@ -1,40 +1,18 @@
 #include "holdfast/scan.h"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <cstddef>
 #include <cstring>
 #include <thread>
 #include <vector>
 
+#include "chunk_sums.h"
 #include "float_environment.h"
 #include "scan_kernels.h"
 
 namespace holdfast {
 namespace {
-
-// What follows `whole` in the tensor, from element `at` on; but for the squares, which have an order of their
-// own.
-void append(Probe& whole, const Probe& part, std::int64_t at) {
-  whole.count += part.count;
-  whole.bad.nan += part.bad.nan;
-  whole.bad.pos_inf += part.bad.pos_inf;
-  whole.bad.neg_inf += part.bad.neg_inf;
-  whole.abs_max = std::max(whole.abs_max, part.abs_max);
-  if (part.first_bad >= 0 && (whole.first_bad < 0 || at + part.first_bad < whole.first_bad)) {
-    whole.first_bad = at + part.first_bad;
-  }
-}
-
-using Strands = std::array<SumOfSquares, kStrands>;
-
-SumOfSquares fold(Strands& strands) {
-  for (std::size_t half = kStrands / 2; half > 0; half /= 2) {
-    for (std::size_t s = 0; s < half; ++s) strands[s] += strands[s + half];
-  }
-  return strands[0];
-}
 
 std::int64_t chunks_of(const TensorView& tensor) {
   const std::int64_t size = chunk_elements(tensor.dtype);
@@ -48,7 +26,7 @@ void add_chunk(const TensorView& tensor, std::int64_t index, Probe& probe, Stran
   const char* data = static_cast<const char*>(tensor.data) + begin * dtype_size(tensor.dtype);
   const Probe part = scan_chunk(tensor.dtype, data, std::min(size, tensor.element_count - begin));
   append(probe, part, begin);
-  strands[static_cast<std::size_t>(index % kStrands)] += part.squares;
+  strand_of(strands, index) += part.squares;
 }
 
 Probe scan_contiguous(const TensorView& tensor) {
@@ -144,7 +122,7 @@ class Blocks {
   }
 
   void end_chunk() {
-    strands_[static_cast<std::size_t>(chunks_++ % kStrands)] += chunk_;
+    strand_of(strands_, chunks_++) += chunk_;
     chunk_ = {};
   }
 

@@ -17,9 +17,10 @@ holdfast_unit_test(
 holdfast_unit_test(
   train_math_test
   SOURCES
-  ${precision}/launch/half_test.cc
+  ${precision}/ranks/half_test.cc
   ${precision}/launch/natural_fault_spec_test.cc
   ${precision}/launch/optimizer_test.cc
   ${precision}/launch/schedule_test.cc
   LIBRARIES
-  holdfast::train)
+  holdfast::train
+  PkgConfig::hwy)

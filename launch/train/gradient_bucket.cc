@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "train/half.h"
+#include "holdfast/half.h"
 
 namespace holdfast::train {
 namespace {
@@ -14,7 +14,7 @@ constexpr std::size_t kPiece = std::size_t{1} << 16;
 template <DType kType>
 void sum_halves(void* in, void* inout, int* count, MPI_Datatype*) {
   const auto n = static_cast<std::size_t>(*count);
-  add({static_cast<const std::uint16_t*>(in), n}, kType, {static_cast<std::uint16_t*>(inout), n});
+  add_halves({static_cast<const std::uint16_t*>(in), n}, kType, {static_cast<std::uint16_t*>(inout), n});
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // The sum of squares has the same bits wherever and however it is computed, and the processor is left as it
 // was.
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 #include <sys/mman.h>
 
 #include <bit>
 #include <cfenv>
 #include <random>
 
+#include "ranks/instruction_sets.h"
 #include "ranks/scan_reference.h"
 
 #ifdef __SSE2__
@@ -54,22 +54,6 @@ std::vector<std::byte> random_memory(std::size_t bytes, bool even, DType dtype, 
   return memory;
 }
 
-class EachInstructionSet {
- public:
-  ~EachInstructionSet() { hwy::SetSupportedTargetsForTest(0); }
-
-  template <typename Body>
-  void run(Body body) const {
-    for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
-      hwy::SetSupportedTargetsForTest(target);
-      hwy::GetChosenTarget().Update(target);
-      body(target);
-    }
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
 TEST(ScanBits, AreTheSameOnEveryInstructionSet) {
   std::mt19937_64 random(11);
   for (const DType dtype : float_dtypes()) {
@@ -78,12 +62,11 @@ TEST(ScanBits, AreTheSameOnEveryInstructionSet) {
         const std::vector<std::byte> memory = random_memory(bytes, even, dtype, random);
         const auto count = static_cast<std::int64_t>(bytes) / dtype_size(dtype);
         std::vector<std::uint64_t> first;
-        EachInstructionSet().run([&](std::int64_t target) {
+        on_each_instruction_set([&](const char* name) {
           const std::vector<std::uint64_t> bits =
               bits_of(scan(TensorView::contiguous(memory.data(), dtype, count)));
           if (first.empty()) first = bits;
-          EXPECT_EQ(bits, first) << dtype_name(dtype) << ", " << bytes << " bytes, "
-                                 << hwy::TargetName(target);
+          EXPECT_EQ(bits, first) << dtype_name(dtype) << ", " << bytes << " bytes, " << name;
         });
       }
     }
