@@ -33,6 +33,7 @@ std::string encode_rank_view(const RankView& view) {
     message->set_name(fact.name);
     message->set_value(fact.value);
   }
+  if (!view.fired_rule.empty()) report.set_fired_rule(view.fired_rule);
   return report.SerializeAsString();
 }
 
@@ -57,6 +58,7 @@ bool decode_rank_view(const std::string& bytes, RankView* view) {
   if (view->has_loss) view->loss = report.loss();
   view->agreement = {report.epoch(), report.attempt(), report.policy_hash()};
   for (const FactMessage& message : report.facts()) view->facts.push_back({message.name(), message.value()});
+  view->fired_rule = report.fired_rule();
   return true;
 }
 
@@ -74,6 +76,13 @@ std::vector<Origin> Incident::origins() const {
     if (first != nullptr) origins.push_back({view.rank, view.host, *first, counts, view.facts});
   }
   return origins;
+}
+
+std::string Incident::fired_rule() const {
+  for (const RankView& view : views) {
+    if (!view.fired_rule.empty()) return view.fired_rule;
+  }
+  return {};
 }
 
 const RankView* Incident::first_error() const {
@@ -104,7 +113,8 @@ std::string Incident::describe() const {
     if (found.size() > 1) text += fmt::format(" and on {} more", found.size() - 1);
     return text;
   }
-  return first_error() == nullptr && !fired_rule.empty() ? fired_rule : describe_error();
+  const std::string rule = fired_rule();
+  return first_error() == nullptr && !rule.empty() ? rule : describe_error();
 }
 
 std::string Incident::describe_error() const {

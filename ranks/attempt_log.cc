@@ -26,6 +26,7 @@ void AttemptLog::clear() {
   view_.error.reset();
   view_.has_loss = false;
   view_.facts.clear();
+  view_.fired_rule.clear();
   loss_sum_ = 0.0L;
   losses_ = 0;
   micro_batch_ = 0;
@@ -70,6 +71,11 @@ void AttemptLog::annotate(std::string_view name, std::int64_t value) {
   if (view_.facts.size() < kMostFacts) view_.facts.push_back({clip(name), value});
 }
 
+void AttemptLog::fire_rule(std::string_view what) {
+  record_.set_request(Request::kRuleFired);
+  if (view_.fired_rule.empty()) view_.fired_rule = clip(what);
+}
+
 bool AttemptLog::bad_of_its_own_making() const {
   return has_error() || failed_update_ || !written_.empty() ||
          std::any_of(view_.findings.begin(), view_.findings.end(),
@@ -99,7 +105,8 @@ std::string AttemptLog::report(const Verdict& verdict) const {
   } else {
     std::erase_if(view.findings, [&](const Finding& f) { return f.stage != verdict.earliest_stage; });
   }
-  const bool wanted = verdict.kind == Verdict::Kind::kDisagree || !view.findings.empty() || view.error;
+  const bool wanted = verdict.kind == Verdict::Kind::kDisagree || !view.findings.empty() || view.error ||
+                      (verdict.kind == Verdict::Kind::kRequested && !view.fired_rule.empty());
   return wanted ? encode_rank_view(view) : std::string();
 }
 

@@ -26,7 +26,8 @@ class AttemptLog {
   void set_failed_update(std::string_view what);
   void add_written(std::string_view tensor, const Probe& probe, std::int64_t offset);
   void annotate(std::string_view name, std::int64_t value);
-  void request(Request request) { record_.set_request(request); }
+  // Asks for this attempt to be skipped, and says why; the first reason counts.
+  void fire_rule(std::string_view what);
   // Survives clear(): an attempt that is skipped must not swallow it.
   void request_stop() { stop_requested_ = true; }
   void set_no_next_batch() { no_next_batch_ = true; }  // survives clear(): data that ended stays ended

@@ -106,7 +106,6 @@ class StepGuard::Impl {
     snapshot_.take();
     applied_ = false;
     overflowed_ = false;
-    fired_rule_.clear();
   }
 
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset) {
@@ -150,9 +149,8 @@ class StepGuard::Impl {
     if (!detector.add(value, &threshold)) return false;
     if (coordinator_) coordinator_->spike(epoch_, attempt_, updates_, name, value, threshold);
     if (spikes_skip_) {
-      log_.request(Request::kRuleFired);
-      fired_rule_ = "spike of " + std::string(name) + ": " + std::to_string(value) + ", above " +
-                    std::to_string(threshold);
+      log_.fire_rule("spike of " + std::string(name) + ": " + std::to_string(value) + ", above " +
+                     std::to_string(threshold));
     }
     return true;
   }
@@ -198,7 +196,6 @@ class StepGuard::Impl {
   bool applied_ = false;     // the running attempt was decided APPLY
   bool closing_ = false;     // what is decided is the end of the run, not an attempt
   bool overflowed_ = false;  // the running attempt was skipped for a gradient overflow
-  std::string fired_rule_;   // by which this rank asks for the running attempt to be skipped
   AttemptLog log_;
   BufferSnapshot snapshot_;
   std::vector<ProtectedBuffer> scanned_buffers_;
@@ -249,7 +246,7 @@ class StepGuard::Impl {
   }
 
   Incident incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
-    Incident incident{epoch_, attempt_, updates_, verdict, {}, {}, fired_rule_};
+    Incident incident{epoch_, attempt_, updates_, verdict, {}, {}};
     if (scaler_) incident.loss_scale = {scaler_->scale(), scaler_->exhausted_by_overflow()};
     for (const Bytes& bytes : reports) {
       RankView view;
@@ -353,6 +350,23 @@ void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSl
     impl_->observe(Stage::kReduction, piece.tensor, bucket.slice(piece.bucket_offset, piece.count),
                    piece.begin);
   }
+}
+
+void StepGuard::observe_reduced(const TensorView& bucket, std::span<const BucketSlice> layout,
+                                std::span<const Probe> probes) {
+  const auto bad = std::ranges::find_if(probes, [](const Probe& probe) { return !probe.finite(); });
+  if (bad == probes.end()) return;
+  bool in_share = false;
+  for (const SharePiece& piece : share(layout)) {
+    const TensorView part = bucket.slice(piece.bucket_offset, piece.count);
+    in_share |= !impl_->observe(Stage::kReduction, piece.tensor, part, piece.begin).finite();
+  }
+  if (in_share) return;
+  // Another rank's share, as a rule. If it is in no share, memory went bad here alone.
+  impl_->log_.fire_rule("the reduced gradient of " +
+                        std::string(layout[static_cast<std::size_t>(bad - probes.begin())].tensor) +
+                        " is not finite on rank " + std::to_string(impl_->collective_.rank()) +
+                        ", though it was on the rank whose share it is");
 }
 
 bool StepGuard::checks_update_before() const { return impl_->checks_update_before_; }

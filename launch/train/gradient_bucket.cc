@@ -52,13 +52,28 @@ void GradientBucket::reduce() {
   }
 }
 
-void GradientBucket::unpack() {
-  if (!half_.empty()) widen(half_, dtype_, gradients_);
+Probe GradientBucket::pack_and_scan(const BucketSlice& slice) {
+  if (half_.empty()) return scan(TensorView::of(gradients_of(slice)));
+  return narrow_and_scan(gradients_of(slice), dtype_, halves_of(slice));
+}
+
+Probe GradientBucket::unpack_and_scan(const BucketSlice& slice, float factor) {
+  if (half_.empty()) return scale_and_scan(gradients_of(slice), factor);
+  return widen_and_scan(halves_of(slice), dtype_, factor, gradients_of(slice));
 }
 
 TensorView GradientBucket::view() const {
   if (half_.empty()) return TensorView::of(gradients_);
   return TensorView::contiguous(half_.data(), dtype_, static_cast<std::int64_t>(half_.size()));
+}
+
+std::span<float> GradientBucket::gradients_of(const BucketSlice& slice) const {
+  return gradients_.subspan(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count));
+}
+
+std::span<std::uint16_t> GradientBucket::halves_of(const BucketSlice& slice) {
+  return std::span(half_).subspan(static_cast<std::size_t>(slice.offset),
+                                  static_cast<std::size_t>(slice.count));
 }
 
 std::vector<float> GradientBucket::read(std::int64_t offset, std::int64_t count) const {

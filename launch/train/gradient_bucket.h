@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "holdfast/fused_scan.h"
 #include "holdfast/step_guard.h"
 #include "holdfast/tensor_view.h"
 
@@ -23,10 +24,13 @@ class GradientBucket {
   GradientBucket(const GradientBucket&) = delete;
   GradientBucket& operator=(const GradientBucket&) = delete;
 
-  void pack();    // rounds the gradients into the bucket
+  void pack();  // rounds the gradients into the bucket
+  // The same for one tensor; and what it looks like in the bucket.
+  Probe pack_and_scan(const BucketSlice& slice);
   void clear();   // zeros, for a rank that failed
   void reduce();  // sums over the ranks; collective
-  void unpack();  // widens the sum back into the gradients
+  // Widens one tensor of the sum back into the gradients, times `factor`, and measures it there.
+  Probe unpack_and_scan(const BucketSlice& slice, float factor);
   TensorView view() const;
 
   // Lets `change` rewrite elements [offset, offset + count) of the bucket as fp32.
@@ -38,6 +42,8 @@ class GradientBucket {
   }
 
  private:
+  std::span<float> gradients_of(const BucketSlice& slice) const;
+  std::span<std::uint16_t> halves_of(const BucketSlice& slice);
   std::vector<float> read(std::int64_t offset, std::int64_t count) const;
   void write(std::int64_t offset, std::span<const float> values);
 

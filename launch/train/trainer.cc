@@ -169,9 +169,9 @@ class Trainer {
   void finish_own_gradients() {
     if (guard_ != nullptr) guard_->micro_batch(StepGuard::kWholeWindow);
     if (sum_overflow_due()) grow_to_the_limit();
-    bucket_.pack();
-    if (guard_ != nullptr && guard_->healthy()) {
-      guard_->observe_bucket(Stage::kBackward, bucket_.view(), workload_.layout());
+    if (guard_ == nullptr || !guard_->healthy()) return bucket_.pack();
+    for (const BucketSlice& slice : workload_.layout()) {
+      guard_->observe_measured(Stage::kBackward, slice.tensor, bucket_.pack_and_scan(slice));
     }
   }
 
@@ -186,25 +186,32 @@ class Trainer {
         faults_.corrupt(Stage::kReduction, attempt_, 0, slice.tensor, values.data(), slice.count);
       });
     }
-    if (guard_ != nullptr) guard_->observe_share(bucket_.view(), workload_.layout());
-    bucket_.unpack();
     MPI_Allreduce(MPI_IN_PLACE, &loss_, 1, MPI_DOUBLE, MPI_SUM, communicator_);
     loss_ /= collective_.size();
   }
 
-  // Norm and magnitude of the reduced gradient, unscaled: the same bits on every rank.
+  // Unscales the reduced gradient. Its norm and magnitude come with that: the same bits on every rank.
   void inspect_reduced() {
-    const Probe probe = scan(TensorView::of(workload_.gradients()));
-    const double factor = loss_scale_ * collective_.size();
-    gradient_norm_ = probe.finite() ? probe.squares.root() / factor : std::nan("");
+    reduced_.clear();
+    Probe whole;
+    for (const BucketSlice& slice : workload_.layout()) {
+      const Probe probe = bucket_.unpack_and_scan(slice, static_cast<float>(1.0 / loss_scale_));
+      whole.bad += probe.bad;
+      whole.abs_max = std::max(whole.abs_max, probe.abs_max);
+      whole.squares += probe.squares;
+      reduced_.push_back(probe);
+    }
+    const double factor = collective_.size();
+    gradient_norm_ = whole.finite() ? whole.squares.root() / factor : std::nan("");
     const double clip = options_.clip > 0 ? std::min(1.0, options_.clip / (gradient_norm_ + 1e-6)) : 1.0;
     update_scale_ = {static_cast<float>(clip / factor), static_cast<float>(learning_rate())};
     if (guard_ == nullptr) return;
+    guard_->observe_reduced(bucket_.view(), workload_.layout(), reduced_);
     guard_->watch("gradient_norm", gradient_norm_);
     guard_->watch("loss", loss_);
-    if (probe.finite() && loss_scale_ == 1.0)
-      guard_->watch_headroom("gradient", options_.dtype(), probe.abs_max);
-    if (guard_->checks_update_before() && probe.finite()) preview_update();
+    if (whole.finite() && loss_scale_ == 1.0)
+      guard_->watch_headroom("gradient", options_.dtype(), whole.abs_max);
+    if (guard_->checks_update_before() && whole.finite()) preview_update();
   }
 
   void preview_update() {
@@ -401,6 +408,7 @@ class Trainer {
   double loss_ = 0.0;           // of this rank; after the reduction the mean over the ranks
   double gradient_norm_ = 0.0;  // unscaled; NaN when the reduced gradient is not finite
   UpdateScale update_scale_;
+  std::vector<Probe> reduced_;        // of the reduced gradient, by tensor
   std::vector<char> buffers_before_;  // when its update is to be omitted
   std::string name_;                  // see state_name()
 };

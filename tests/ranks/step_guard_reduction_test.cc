@@ -147,5 +147,55 @@ TEST(StepGuardReduction, TheShadowOfALocalNanInTheSumIsNotAnOrigin) {
   }
 }
 
+std::vector<Probe> probes_of(const Bucket& bucket) {
+  std::vector<Probe> probes;
+  for (const BucketSlice& slice : bucket.layout) {
+    probes.push_back(scan(TensorView::of(bucket.values).slice(slice.offset, slice.count)));
+  }
+  return probes;
+}
+
+TEST(StepGuardReduced, AScanOfAllOfItIsCountedOnce) {
+  for (const int ranks : {1, 2, 4, 7}) {
+    Decisions decisions(ranks);
+    run_guarded(ranks, guard_options(kSkipAnything), [&](StepGuard& guard, int rank) {
+      Bucket bucket(100);
+      const auto see = [&] {
+        guard.observe_reduced(TensorView::of(bucket.values), bucket.layout, probes_of(bucket));
+      };
+      decisions.add(rank, attempt(guard, see));
+      bucket.values[static_cast<std::size_t>(bucket.layout[1].offset + 7)] = kInfF;
+      decisions.add(rank, attempt(guard, see));
+    });
+    ASSERT_EQ(decisions.agreed_actions(), (Actions{"APPLY", "SKIP"})) << ranks;
+    const std::string& reason = decisions.agreed()[1].reason;
+    EXPECT_TRUE(reason.starts_with("1 non-finite value at reduction, first on rank ") &&
+                reason.ends_with(" in b[7]"))
+        << reason;
+  }
+}
+
+TEST(StepGuardReduced, MemoryThatWentBadOnOneRankAfterTheSumIsSeenWhereverItIs) {
+  constexpr int kRanks = 4;
+  for (int broken = 0; broken < kRanks; ++broken) {
+    for (const std::int64_t index : {0, 30, 60, 99}) {
+      Decisions decisions(kRanks);
+      run_guarded(kRanks, guard_options(kSkipAnything), [&](StepGuard& guard, int rank) {
+        Bucket bucket(100);
+        bucket.layout = {{"all", 0, 100}};
+        std::fill(bucket.values.begin(), bucket.values.end(), 1.0f);
+        if (rank == broken) bucket.values[static_cast<std::size_t>(index)] = kNanF;
+        decisions.add(rank, attempt(guard, [&] {
+                        guard.observe_reduced(TensorView::of(bucket.values), bucket.layout,
+                                              probes_of(bucket));
+                      }));
+      });
+      ASSERT_EQ(decisions.agreed_actions(), (Actions{"SKIP"})) << broken << ", " << index;
+      EXPECT_TRUE(mentions(decisions.agreed()[0].reason, " rank " + std::to_string(broken)))
+          << decisions.agreed()[0].reason;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -126,6 +126,12 @@ class StepGuard {
   // of its elements, so that an overflow born in the sum is found once.
   void observe_share(const TensorView& bucket, std::span<const BucketSlice> layout);
 
+  // observe_share() for a trainer that has scanned all of the reduced bucket anyway, for its norm: one probe
+  // for each tensor of the layout. Costs nothing while all is finite. What is not finite on one rank alone,
+  // since its memory went bad after the sum, is seen too: the attempt is skipped.
+  void observe_reduced(const TensorView& bucket, std::span<const BucketSlice> layout,
+                       std::span<const Probe> probes);
+
   // This rank's share of a layout: pieces of its tensors that, over all ranks, cover each element once.
   std::vector<SharePiece> share(std::span<const BucketSlice> layout) const;
 

@@ -43,6 +43,7 @@ struct RankView {
   bool has_loss = false;
   Agreement agreement;
   std::vector<Fact> facts;
+  std::string fired_rule;  // what a rule said by which this rank asks for the attempt to be skipped
 };
 
 // A rank's view as bytes. decode_rank_view() takes anything and gives false for what it cannot read.
@@ -75,10 +76,11 @@ struct Incident {
   Verdict verdict;
   std::vector<RankView> views;                   // of the ranks that had something to say, by rank
   std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
-  std::string fired_rule = {};                   // what a rule said that asks for this attempt to be skipped
 
   // One origin for each rank that saw the earliest non-finite stage, by rank.
   std::vector<Origin> origins() const;
+  // What the lowest rank with a fired rule said; empty for none.
+  std::string fired_rule() const;
   // The view with the lowest rank that has an error, if any.
   const RankView* first_error() const;
   // The stage to put in the log: the optimizer's when it was an update that failed, else the earliest
