@@ -89,7 +89,7 @@ Json Coordinator::incident_json(const Incident& incident) const {
   Json json = place(incident.epoch, incident.attempt, incident.update);
   const auto stage = incident.stage();
   json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
-  put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
+  put_counts(json, incident.counts());
   json["loss"] = loss_json(incident, origins);
   if (incident.loss_scale) json["loss_scale"] = incident.loss_scale->scale;
   if (const RankView* view = incident.first_error()) {

@@ -83,6 +83,8 @@ class NaturalFaultTest(JobTest):
         self.assertEqual((85, 1), (aborted["exit_code"], aborted["update"]), aborted)
         self.assertEqual([(0, tensor, 0), (1, tensor, 0)],
                          [(o["rank"], o["tensor"], o["index"]) for o in aborted["origins"]], aborted)
+        # Of one replica, though every rank has found the same.
+        self.assertEqual([aborted["nan"]] * 2, [origin["nan"] for origin in aborted["origins"]], aborted)
         for words in ("check_update: AFTER", "rolled back", "no checkpoint"):
             self.assertIn(words, aborted["reason"])
             self.assertIn(words, job.err)
