@@ -232,12 +232,24 @@ TEST(LossScaling, StateSavedAt256With37Of100CleanUpdatesIsRestoredAndGrowsAtTheS
   EXPECT_EQ(saved.clean_updates, 37u);
   const std::string other_start = "loss_scale { initial: 65536 growth_interval: 100 }";
   run_guarded(kRanks, scaling(other_start), [&](StepGuard& guard, int) {
-    guard.restore_loss_scale(saved);
+    EXPECT_TRUE(guard.restore_loss_scale(saved).ok());
     EXPECT_EQ(guard.loss_scale_state(), saved);
     for (int i = 0; i < 62; ++i) clean(guard);
     EXPECT_EQ(guard.loss_scale(), 256.0);
     clean(guard);
     EXPECT_EQ(guard.loss_scale(), 512.0);
+  });
+}
+
+TEST(LossScaling, AStateThatThePolicyRulesOutIsRefusedAndWithoutScalingThereIsNothingToRestore) {
+  const LossScaler::State too_large = {131072.0, 0, 1};
+  run_guarded(1, scaling("loss_scale { largest: 65536 }"), [&](StepGuard& guard, int) {
+    EXPECT_EQ(guard.restore_loss_scale(too_large).code(), StatusCode::kUsage);
+    EXPECT_EQ(guard.loss_scale(), 65536.0);
+  });
+  run_guarded(1, guard_options(), [&](StepGuard& guard, int) {
+    EXPECT_TRUE(guard.restore_loss_scale(too_large).ok());
+    EXPECT_EQ(guard.loss_scale(), 1.0);
   });
 }
 

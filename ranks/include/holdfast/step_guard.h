@@ -151,7 +151,9 @@ class StepGuard {
   // its inverse before clipping and update. Changes in finish() only, on all ranks alike.
   double loss_scale() const;
   LossScaler::State loss_scale_state() const;  // to be saved with a checkpoint
-  void restore_loss_scale(const LossScaler::State& state);
+  // Local, between attempts, with the same state on every rank. USAGE for a state that the policy rules out,
+  // see LossScaler::restore(). Without loss scaling there is nothing to restore, and any state is fine.
+  Status restore_loss_scale(const LossScaler::State& state);
 
   // Asks every rank to stop at the end of this attempt, without an update (exit code 86); of the next one
   // that is not skipped for something worse.
