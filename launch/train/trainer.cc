@@ -202,8 +202,8 @@ class Trainer {
     if (guard_ == nullptr) return;
     guard_->watch("gradient_norm", gradient_norm_);
     guard_->watch("loss", loss_);
-    if (probe.finite() && loss_scale_ == 1.0)
-      guard_->watch_headroom("gradient", options_.dtype(), probe.abs_max);
+    // At scale 1: a dynamic scale is near the limit by design.
+    if (probe.finite()) guard_->watch_headroom("gradient", options_.dtype(), probe.abs_max / loss_scale_);
     if (guard_->checks_update_before() && probe.finite()) preview_update();
   }
 

@@ -186,6 +186,17 @@ class Precision(JobTest):
         self.assertIn(False, changes, job)
         self.assert_lockstep(job, 2, attempts=60, updates=60 - len(job.skips()))
 
+    def test_fp16_headroom_is_that_of_the_gradient_at_scale_1(self):
+        """A scaled gradient near the limit is what the scale grows for; one that is there unscaled is a warning."""
+        for scale, warnings in ((1024, []), (1, [(2, "gradient", 60000, 65504)])):
+            with self.subTest(scale):
+                job = self.train("--precision", "fp16", "--inject",
+                                 "value=30000@backward,rank=all,attempt=2,tensor=norm2.weight,index=9",
+                                 policy=f"loss_scale {{ initial: {scale} }}", ranks=2, steps=4)
+                self.assertEqual([], job.skips(), job)
+                low = [event for event in job.events if event["event"] == "headroom_low"]
+                self.assertEqual(warnings, [(e["attempt"], e["tensor"], e["abs_max"], e["largest"]) for e in low], job)
+
     def test_fp16_hysteresis_halves_the_scale_at_every_second_overflow(self):
         job = self.train("--precision", "fp16", policy="loss_scale { hysteresis: 2 }", ranks=2, steps=12)
         self.assert_nothing_but_calibration(job, 2)
