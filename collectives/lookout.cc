@@ -80,8 +80,13 @@ Lookout::Move Lookout::conclude(const Answer& own) {
   bool someone_slow = own.place.behind(front) && own.deadlines_missed == 0;
   bool someone_paused = own.paused;
   bool someone_missing = own.place.behind(front) && own.deadlines_missed > 0;
+  bool someone_left = false;
+  bool someone_overdue = own.deadlines_missed > 0;
   for (const auto& [rank, peer] : peers_) {
-    if (peer.state == Peer::State::kSaidGoodbye || !peer.answered) {
+    if (peer.answered && peer.last.deadlines_missed > 0) someone_overdue = true;
+    if (peer.state == Peer::State::kSaidGoodbye) {
+      someone_left = true;
+    } else if (!peer.answered) {
       someone_missing = true;
     } else if (peer.last.paused) {
       someone_paused = true;
@@ -91,6 +96,8 @@ Lookout::Move Lookout::conclude(const Answer& own) {
   }
   // Others wait for whoever is paused, and may look stuck meanwhile.
   if (someone_paused) return Move::kNothing;
+  // Asked in a hurry, others may simply be about to leave too: it is the end of the run, or an orderly stop.
+  if (someone_left && someone_overdue) someone_missing = true;
   if (someone_missing) return leave(own);
   if (someone_slow || least_missed == 0) return Move::kNothing;
   return least_missed >= kPatience ? leave(own) : Move::kWarn;

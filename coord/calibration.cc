@@ -4,19 +4,19 @@
 
 namespace holdfast {
 
-void Calibration::count_pending(std::uint64_t attempt) {
-  ++pending_;
+void Calibration::count_overflow(std::uint64_t attempt) {
+  ++overflows_;
   attempts_.push_back(attempt);
 }
 
-std::uint64_t Calibration::settle_as_calibration() {
-  total_ += pending_;
-  return std::exchange(pending_, 0);
+Calibration::Settled Calibration::settle_by_update() {
+  total_ += overflows_;
+  return {std::exchange(overflows_, 0), std::exchange(defects_, 0)};
 }
 
 std::uint64_t Calibration::settle_as_charged() {
-  for (std::uint64_t i = 0; i < pending_ && !attempts_.empty(); ++i) attempts_.pop_back();
-  return std::exchange(pending_, 0);
+  for (std::uint64_t i = 0; i < overflows_ && !attempts_.empty(); ++i) attempts_.pop_back();
+  return std::exchange(overflows_, 0) + std::exchange(defects_, 0);
 }
 
 std::uint64_t Calibration::in_window(std::uint64_t attempt, std::uint64_t window) {

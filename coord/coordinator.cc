@@ -89,7 +89,7 @@ Json Coordinator::incident_json(const Incident& incident) const {
   Json json = place(incident.epoch, incident.attempt, incident.update);
   const auto stage = incident.stage();
   json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
-  put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
+  put_counts(json, incident.counts());
   json["loss"] = loss_json(incident, origins);
   if (incident.loss_scale) json["loss_scale"] = incident.loss_scale->scale;
   if (const RankView* view = incident.first_error()) {
@@ -116,7 +116,8 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 }
 
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
-  charge_pending(epoch, attempts, updates);  // no update came to show that it was calibration
+  charge(calibration_.settle_as_charged(), epoch, attempts,
+         updates);  // no update came to show that it was calibration
   Json fields = place(epoch, attempts, updates);
   fields["skips"] = budget_.total();
   fields["calibration_skips"] = calibration_.total();
@@ -145,17 +146,24 @@ void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::ui
 }
 
 void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  if (calibration_.pending() > 0) {
+    const Calibration::Settled settled = calibration_.settle_by_update();
+    if (settled.calibration > 0) {
+      Json fields = place(epoch, attempt, update);
+      fields["skips"] = settled.calibration;
+      fields["total"] = calibration_.total();
+      record("calibrated", std::move(fields));
+    }
+    charge(settled.charged, epoch, attempt, update);
+  }
   budget_.count_update();
-  if (calibration_.pending() == 0) return;
-  Json fields = place(epoch, attempt, update);
-  fields["skips"] = calibration_.settle_as_calibration();
-  fields["total"] = calibration_.total();
-  record("calibrated", std::move(fields));
+  // Only an overflow can raise the alert; time alone clears it.
+  if (calibration_alert_) watch_calibration_rate(epoch, attempt, update);
 }
 
-void Coordinator::charge_pending(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
-  if (calibration_.pending() == 0) return;
-  const std::uint64_t skips = calibration_.settle_as_charged();
+void Coordinator::charge(std::uint64_t skips, std::uint64_t epoch, std::uint64_t attempt,
+                         std::uint64_t update) {
+  if (skips == 0) return;
   budget_.charge(skips);
   Json fields = place(epoch, attempt, update);
   fields["skips"] = skips;
@@ -163,13 +171,13 @@ void Coordinator::charge_pending(std::uint64_t epoch, std::uint64_t attempt, std
   record("calibration_charged", std::move(fields));
 }
 
-void Coordinator::watch_calibration_rate(const Incident& incident) {
+void Coordinator::watch_calibration_rate(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   const auto& rule = policy_->loss_scale();
-  const std::uint64_t skips = calibration_.in_window(incident.attempt, rule.window_attempts());
+  const std::uint64_t skips = calibration_.in_window(attempt, rule.window_attempts());
   const bool above = skips > rule.max_calibration_skips();
   if (above == calibration_alert_) return;
   calibration_alert_ = above;
-  Json fields = place(incident.epoch, incident.attempt, incident.update);
+  Json fields = place(epoch, attempt, update);
   fields["rule"] = "calibration_rate";
   fields["skips"] = skips;
   fields["window_attempts"] = rule.window_attempts();
@@ -204,17 +212,22 @@ void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint
 }
 
 Decision Coordinator::decide_and_count(const Incident& incident) {
-  const bool calibration = is_calibration(*policy_, incident);
-  if (!calibration) charge_pending(incident.epoch, incident.attempt, incident.update);
-  const Decision decision = decide(*policy_, budget_, incident);
-  if (decision.action == Action::kSkip) {
-    if (calibration) {
-      calibration_.count_pending(incident.attempt);
-    } else {
-      budget_.count_skip();
-    }
+  const auto charge_streak = [&] {
+    charge(calibration_.settle_as_charged(), incident.epoch, incident.attempt, incident.update);
+  };
+  const bool pending = is_pending(incident);
+  if (!pending) charge_streak();
+  const Decision decision = decide(*policy_, budget_, incident, calibration_.pending_defects());
+  if (decision.action != Action::kSkip) {
+    charge_streak();
+  } else if (!pending) {
+    budget_.count_skip();
+  } else if (is_calibration(*policy_, incident)) {
+    calibration_.count_overflow(incident.attempt);
+  } else {
+    calibration_.count_defect();
   }
-  watch_calibration_rate(incident);
+  watch_calibration_rate(incident.epoch, incident.attempt, incident.update);
   return decision;
 }
 

@@ -48,15 +48,32 @@ std::string describe_disagreement(const Incident& incident) {
   return text;
 }
 
-Decision skip_within_budget(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
-  if (budget.allows_another(policy)) return {Action::kSkip, StatusCode::kOk, incident.describe()};
+Decision budget_spent(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
   return abort_run(StatusCode::kBudgetExhausted,
                    fmt::format("skip budget spent ({} of {} in total, {} of {} in a row): {}", budget.total(),
                                policy.max_total_skips(), budget.consecutive(), policy.max_consecutive_skips(),
                                incident.describe()));
 }
 
-Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
+Decision skip_within_budget(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
+  if (budget.allows_another(policy)) return {Action::kSkip, StatusCode::kOk, incident.describe()};
+  return budget_spent(policy, budget, incident);
+}
+
+// Gradients with a NaN and no infinity, at a scale that can be halved. It will be charged whatever ends the
+// streak, so the total must have room for it now, and no run goes on past its total. The row is not counted
+// yet: the scale may descend to its floor first.
+Decision skip_pending_defect(const Policy& policy, SkipBudget budget, const Incident& incident,
+                             std::uint64_t pending_defects) {
+  budget.charge(pending_defects);
+  if (budget.total() >= policy.max_total_skips()) return budget_spent(policy, budget, incident);
+  return {Action::kSkip, StatusCode::kOk,
+          fmt::format("NaN without an infinity at loss scale {}: {}", incident.loss_scale->scale,
+                      incident.describe())};
+}
+
+Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Incident& incident,
+                       std::uint64_t pending_defects = 0) {
   if (incident.loss_scale && incident.loss_scale->exhausted && incident.verdict.gradient_overflow()) {
     return abort_run(StatusCode::kLossScaleExhausted,
                      fmt::format("loss scale exhausted: still non-finite at the smallest scale, {}: {}",
@@ -70,6 +87,7 @@ Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Inc
   if (policy.on_first() == Policy::ABORT) {
     return abort_run(StatusCode::kBudgetExhausted, incident.describe() + " (on_first: ABORT)");
   }
+  if (is_pending(incident)) return skip_pending_defect(policy, budget, incident, pending_defects);
   return skip_within_budget(policy, budget, incident);
 }
 
@@ -110,14 +128,18 @@ Decision on_request(const Policy& policy, const SkipBudget& budget, const Incide
 
 }  // namespace
 
+bool is_pending(const Incident& incident) {
+  return incident.loss_scale && !incident.loss_scale->exhausted && incident.verdict.gradient_overflow();
+}
+
 bool is_calibration(const Policy& policy, const Incident& incident) {
-  if (!incident.loss_scale || incident.loss_scale->exhausted || !incident.verdict.gradient_overflow())
-    return false;
+  if (!is_pending(incident)) return false;
   const BadCounts counts = incident.verdict.sum.bad(*incident.verdict.earliest_stage);
   return counts.pos_inf != 0 || counts.neg_inf != 0 || policy.loss_scale().nan_is_calibration();
 }
 
-Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
+Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident,
+                std::uint64_t pending_defects) {
   switch (incident.verdict.kind) {
     case Verdict::Kind::kMissing:
       return abort_run(StatusCode::kRankMissing,
@@ -127,7 +149,7 @@ Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& 
                        fmt::format("ranks disagree: {}", describe_disagreement(incident)));
     case Verdict::Kind::kUpdateFailed: return on_failed_update(incident);
     case Verdict::Kind::kError: return on_error(policy, budget, incident);
-    case Verdict::Kind::kNonFinite: return on_non_finite(policy, budget, incident);
+    case Verdict::Kind::kNonFinite: return on_non_finite(policy, budget, incident, pending_defects);
     case Verdict::Kind::kRequested: return on_request(policy, budget, incident);
     case Verdict::Kind::kClean: break;
   }

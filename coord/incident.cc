@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "holdfast/coord/incident.pb.h"
 
 namespace holdfast {
@@ -99,9 +101,28 @@ std::optional<Stage> Incident::stage() const {
   return std::nullopt;
 }
 
+// Every rank scans the whole of what its update wrote, since a write can go wrong on one rank alone. Where
+// the views that came in are alike and the sum divides evenly, it was one finding, N times.
+BadCounts Incident::counts() const {
+  const std::optional<Stage> at = stage();
+  BadCounts counts = at ? verdict.sum.bad(*at) : BadCounts();
+  const std::uint64_t ranks = verdict.sum.participants();
+  const bool on_all = verdict.sum.updates_failed() == ranks && verdict.sum.errors() == 0;
+  if (verdict.kind != Verdict::Kind::kUpdateFailed || !on_all) return counts;
+  const std::vector<Origin> found = origins();
+  const bool alike = std::ranges::all_of(found, [&](const Origin& origin) {
+    const Origin& first = found.front();
+    return origin.finding.tensor == first.finding.tensor && origin.finding.index == first.finding.index &&
+           origin.counts == first.counts;
+  });
+  const bool even = counts.nan % ranks == 0 && counts.pos_inf % ranks == 0 && counts.neg_inf % ranks == 0;
+  if (found.empty() || !alike || !even) return counts;
+  return {counts.nan / ranks, counts.pos_inf / ranks, counts.neg_inf / ranks};
+}
+
 std::string Incident::describe() const {
   const std::vector<Origin> found = origins();
-  const std::uint64_t total = stage() ? verdict.sum.bad(*stage()).total() : 0;
+  const std::uint64_t total = counts().total();
   if (total > 0) {
     std::string text =
         fmt::format("{} non-finite value{} at {}", total, total == 1 ? "" : "s", stage_name(*stage()));

@@ -198,12 +198,19 @@ up() {
     plug_in "node$i" "${subnet%.*}.$((i + 1))"
     [[ -z $loss$delay ]] || impair "node$i"
   done
-  # mpirun calls it in place of ssh, with a host and a shell's command line.
+  # mpirun calls it in place of ssh, with a host and a shell's command line. Like ssh it does not hear of the command's
+  # end while the hosts are cut off from each other: mpirun takes the end of a child for a sign to kill ranks sooner.
   cat >"$state/rsh" <<'SCRIPT'
 #!/bin/sh
 state=$(dirname "$0") host=$1
 shift
-exec nsenter --net="$state/$host.net" --uts="$state/$host.uts" -- sh -c "$*"
+nsenter --net="$state/$host.net" --uts="$state/$host.uts" -- sh -c "$*"
+code=$?
+while [ -e "$state/node0.cut" ] || [ -e "$state/$host.cut" ]; do
+  kill -0 "$PPID" 2>/dev/null || break
+  sleep 0.1
+done
+exit "$code"
 SCRIPT
   chmod +x "$state/rsh"
   echo "$nodes" >"$state/nodes"
@@ -276,10 +283,12 @@ case $command in
     ;;
   cut)
     check_node "$1"
+    touch "$state/$1.cut"
     on switch ip link set "$1" nomaster
     ;;
   heal)
     check_node "$1"
     on switch ip link set "$1" master bridge
+    rm -f "$state/$1.cut"
     ;;
 esac

@@ -384,8 +384,8 @@ double StepGuard::loss_scale() const { return impl_->scaler_ ? impl_->scaler_->s
 LossScaler::State StepGuard::loss_scale_state() const {
   return impl_->scaler_ ? impl_->scaler_->state() : LossScaler::State();
 }
-void StepGuard::restore_loss_scale(const LossScaler::State& state) {
-  if (impl_->scaler_) impl_->scaler_->restore(state);
+Status StepGuard::restore_loss_scale(const LossScaler::State& state) {
+  return impl_->scaler_ ? impl_->scaler_->restore(state) : Status();
 }
 
 Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout, int replica_group) {

@@ -29,8 +29,9 @@ Exit codes, the same on every rank and from mpirun whenever the guard decides th
   82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
   85 state spoilt and no checkpoint to restore   86 stopped by the operator
 A rank killed by a signal makes mpirun return 128 + the signal's number. SIGUSR1 to mpirun, or SIGUSR1 or SIGTERM
-to any one rank, stops all ranks together at the end of the running attempt, without its update (86). SIGTERM to
-mpirun itself reaches the ranks too, but mpirun kills them after a moment whether they got there or not.)";
+to any one rank, stops all ranks together at the end of the running attempt, without its update (86); SIGTERM
+while a rank is missing makes the others leave at once (84). SIGTERM to mpirun itself reaches the ranks too, but
+mpirun kills them after a moment whether they got there or not.)";
 
 constexpr const char* kFashionMnist = "/usr/share/datasets/fashion-mnist";
 constexpr const char* kLicences = "/usr/share/common-licenses";  // text that every Debian system has

@@ -209,8 +209,8 @@ class Trainer {
     guard_->observe_reduced(bucket_.view(), workload_.layout(), reduced_);
     guard_->watch("gradient_norm", gradient_norm_);
     guard_->watch("loss", loss_);
-    if (whole.finite() && loss_scale_ == 1.0)
-      guard_->watch_headroom("gradient", options_.dtype(), whole.abs_max);
+    // At scale 1: a dynamic scale is near the limit by design.
+    if (whole.finite()) guard_->watch_headroom("gradient", options_.dtype(), whole.abs_max);
     if (guard_->checks_update_before() && whole.finite()) preview_update();
   }
 

@@ -114,7 +114,13 @@ Expected oracle(const Job& job) {
     }
   }
   if (!death && any(Fate::kPaused)) return {};
-  if (!missing.empty() || (all_in_front && least_missed >= Lookout::kPatience)) {
+  bool overdue = false;  // who has left is missed by those who wait
+  for (std::size_t r = 0; r < job.fates.size(); ++r) {
+    if (here(r) && job.answers[r].deadlines_missed > 0) overdue = true;
+  }
+  const bool missed = std::ranges::any_of(
+      missing, [&](const auto& entry) { return overdue || std::string(entry.second) != "left"; });
+  if (missed || (all_in_front && least_missed >= Lookout::kPatience)) {
     expected.end = Move::kLeave;
     for (const auto& [r, how] : missing) {
       expected.missing += (expected.missing.empty() ? "" : ", ") + std::to_string(r) + " " + how;

@@ -219,5 +219,40 @@ TEST(Lookout, OneSuspicionIsOneInquiryAndThoseDuringItAreNoMore) {
   EXPECT_EQ(world.inquire(), kAskOnly);
 }
 
+constexpr Answer kMoving{kFront, false, 0};
+
+TEST(LookoutHurried, WhoIsSilentIsNamedAheadOfTheDeadlineAndSooner) {
+  LookoutWorld world(4, 0);
+  world.everybody(kMoving);
+  world.silence(2);
+  world.lookout().hurry();
+  EXPECT_EQ(world.run(LookoutWorld::kHurriedTicks), kAskOnly);
+  EXPECT_EQ(world.tick(), Lookout::Move::kLeave);
+  EXPECT_EQ(missing_text(world.lookout().departure()), "2 silent");
+  EXPECT_EQ(survivors_of(world.lookout().departure()), (Ranks{0, 1, 3}));
+}
+
+TEST(LookoutHurried, WhereEverybodyAnswersNothingIsSaid) {
+  LookoutWorld world(4, 0);
+  world.everybody(kMoving);
+  world.lookout().hurry();
+  EXPECT_EQ(world.run(), kAskOnly);
+}
+
+// An orderly stop: the ranks leave one after the other, and one is still asked where it is.
+TEST(LookoutHurried, WhoHasLeftIsNotMissedWhileNobodyWaitsForIt) {
+  for (const int self : {0, 1}) {
+    LookoutWorld world(4, self, self == 1 ? 0 : -1);
+    world.everybody(kMoving);
+    world.lookout().goodbye(self == 0 ? 1 : 0);
+    world.lookout().goodbye(3);
+    world.lookout().hurry();
+    EXPECT_EQ(world.run(), kAskOnly);
+    world.rank(2).deadlines_missed = 1;
+    EXPECT_EQ(world.inquire(), kAskAndLeave);
+    EXPECT_EQ(missing_text(world.lookout().departure()), self == 0 ? "1 left, 3 left" : "0 left, 3 left");
+  }
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -20,24 +20,55 @@ constexpr BadCounts kOneNan = {1, 0, 0};
 constexpr BadCounts kOneInf = {0, 1, 0};
 constexpr BadCounts kOneNegInf = {0, 0, 1};
 
-TEST(Calibration, AStreakIsPendingUntilItIsSettled) {
+TEST(Calibration, AStreakIsPendingUntilAnUpdateSettlesIt) {
   Calibration calibration;
-  for (std::uint64_t attempt = 0; attempt < 3; ++attempt) calibration.count_pending(attempt);
+  for (std::uint64_t attempt = 0; attempt < 3; ++attempt) calibration.count_overflow(attempt);
   EXPECT_EQ(calibration.pending(), 3u);
   EXPECT_EQ(calibration.total(), 0u);
-  EXPECT_EQ(calibration.settle_as_calibration(), 3u);
+  EXPECT_EQ(calibration.settle_by_update().calibration, 3u);
   EXPECT_EQ(calibration.pending(), 0u);
   EXPECT_EQ(calibration.total(), 3u);
-  EXPECT_EQ(calibration.settle_as_calibration(), 0u);
+  EXPECT_EQ(calibration.settle_by_update().calibration, 0u);
   EXPECT_EQ(calibration.total(), 3u);
+}
+
+TEST(Calibration, OfAMixedStreakAnUpdateChargesTheDefectsAlone) {
+  Calibration calibration;
+  calibration.count_overflow(0);
+  calibration.count_defect();
+  calibration.count_defect();
+  calibration.count_overflow(3);
+  calibration.count_overflow(4);
+  EXPECT_EQ(calibration.pending(), 5u);
+  EXPECT_EQ(calibration.pending_defects(), 2u);
+  const Calibration::Settled settled = calibration.settle_by_update();
+  EXPECT_EQ(settled.calibration, 3u);
+  EXPECT_EQ(settled.charged, 2u);
+  EXPECT_EQ(calibration.pending(), 0u);
+  EXPECT_EQ(calibration.pending_defects(), 0u);
+  EXPECT_EQ(calibration.total(), 3u);
+  EXPECT_EQ(calibration.in_window(4, 100), 3u);  // what is charged is no calibration
+}
+
+TEST(Calibration, AMixedStreakIsChargedWholeWhenNoUpdateEndsIt) {
+  Calibration calibration;
+  calibration.count_overflow(0);
+  calibration.settle_by_update();
+  calibration.count_overflow(2);
+  calibration.count_defect();
+  calibration.count_defect();
+  EXPECT_EQ(calibration.settle_as_charged(), 3u);
+  EXPECT_EQ(calibration.pending(), 0u);
+  EXPECT_EQ(calibration.total(), 1u);
+  EXPECT_EQ(calibration.in_window(4, 100), 1u);
 }
 
 TEST(Calibration, ACountedStreakThatIsChargedIsNoCalibration) {
   Calibration calibration;
-  calibration.count_pending(4);
-  calibration.settle_as_calibration();
-  calibration.count_pending(5);
-  calibration.count_pending(6);
+  calibration.count_overflow(4);
+  EXPECT_EQ(calibration.settle_by_update().charged, 0u);
+  calibration.count_overflow(5);
+  calibration.count_overflow(6);
   EXPECT_EQ(calibration.in_window(6, 100), 3u);
   EXPECT_EQ(calibration.settle_as_charged(), 2u);
   EXPECT_EQ(calibration.total(), 1u);
@@ -49,7 +80,7 @@ TEST(Calibration, ACountedStreakThatIsChargedIsNoCalibration) {
 
 TEST(Calibration, TheWindowHoldsTheLastAttemptsAndNoOthers) {
   Calibration calibration;
-  for (const std::uint64_t attempt : {10u, 11u, 15u}) calibration.count_pending(attempt);
+  for (const std::uint64_t attempt : {10u, 11u, 15u}) calibration.count_overflow(attempt);
   EXPECT_EQ(calibration.in_window(15, 6), 3u);  // 10 to 15
   EXPECT_EQ(calibration.in_window(16, 6), 2u);  // 11 to 16
   EXPECT_EQ(calibration.in_window(20, 6), 1u);
@@ -59,7 +90,7 @@ TEST(Calibration, TheWindowHoldsTheLastAttemptsAndNoOthers) {
 TEST(Calibration, AStreakLongerThanTheWindowIsChargedWhole) {
   Calibration calibration;
   for (std::uint64_t attempt = 0; attempt < 20; ++attempt) {
-    calibration.count_pending(attempt);
+    calibration.count_overflow(attempt);
     calibration.in_window(attempt, 4);
   }
   EXPECT_EQ(calibration.in_window(19, 4), 4u);
@@ -69,7 +100,7 @@ TEST(Calibration, AStreakLongerThanTheWindowIsChargedWhole) {
 
 TEST(Calibration, AWindowAsWideAsCanBeHoldsEveryAttempt) {
   Calibration calibration;
-  for (std::uint64_t attempt = 1; attempt <= 3; ++attempt) calibration.count_pending(attempt);
+  for (std::uint64_t attempt = 1; attempt <= 3; ++attempt) calibration.count_overflow(attempt);
   EXPECT_EQ(calibration.in_window(3, std::numeric_limits<std::uint64_t>::max()), 3u);
 }
 
@@ -107,6 +138,20 @@ TEST(IsCalibration, OnlyAnInfinityInTheGradientsAtAScaleThatCanBeHalved) {
   }
 }
 
+TEST(IsPending, NanAloneStaysPendingTooWhileTheScaleCanBeHalved) {
+  for (int s = 0; s < kStageCount; ++s) {
+    const Stage stage = static_cast<Stage>(s);
+    const bool gradients = stage == Stage::kBackward || stage == Stage::kReduction;
+    for (const BadCounts counts : {kOneNan, kOneInf, kOneNegInf}) {
+      EXPECT_EQ(is_pending(scaled_incident(1, stage, counts)), gradients) << s;
+      EXPECT_FALSE(is_pending(scaled_incident(1, stage, counts, true))) << s;
+      Incident unscaled = scaled_incident(1, stage, counts);
+      unscaled.loss_scale.reset();
+      EXPECT_FALSE(is_pending(unscaled)) << s;
+    }
+  }
+}
+
 TEST(IsCalibration, NanAloneCountsWhenThePolicySaysSo) {
   const Policy policy = policy_of("loss_scale { nan_is_calibration: true }");
   EXPECT_TRUE(is_calibration(policy, scaled_incident(1, Stage::kBackward, kOneNan)));
@@ -131,6 +176,7 @@ struct Rank0 {
     EXPECT_TRUE(Coordinator::create(policy_of(text), run_dir, &coordinator).ok());
   }
   Decision overflow() { return handle(scaled_incident(attempt, Stage::kBackward, kOneInf)); }
+  Decision nan() { return handle(scaled_incident(attempt, Stage::kBackward, kOneNan)); }
   Decision defect() { return handle(scaled_incident(attempt, Stage::kForward, kOneNan)); }
   Decision handle(const Incident& incident) {
     ++attempt;
@@ -196,6 +242,80 @@ TEST(CoordinatorCalibration, AnUpdateSettlesOnlyWhatIsPending) {
   EXPECT_EQ(rank0.named("run_finished").at(0)["calibration_skips"], 1);
 }
 
+TEST(CoordinatorCalibration, OfAStreakThatEndsInAnUpdateTheNanAloneIsCharged) {
+  Rank0 rank0("max_consecutive_skips: 2");
+  rank0.overflow();
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(rank0.nan().action, Action::kSkip) << i;  // the row is not counted yet
+  rank0.overflow();
+  EXPECT_EQ(rank0.named("attempt_skipped").back()["pending"], 6);
+  EXPECT_EQ(rank0.named("attempt_skipped").back()["total"], 0);
+  rank0.update();
+  EXPECT_EQ(rank0.named("calibrated").at(0)["skips"], 2);
+  EXPECT_EQ(rank0.named("calibration_charged").at(0)["skips"], 4);
+  EXPECT_EQ(rank0.named("calibration_charged").at(0)["total"], 4);
+  // The update has ended the row, and nothing is charged twice.
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(rank0.defect().action, Action::kSkip) << i;
+  EXPECT_EQ(rank0.named("attempt_skipped").back()["total"], 6);
+  EXPECT_EQ(rank0.named("attempt_skipped").back()["consecutive"], 2);
+  EXPECT_EQ(rank0.named("calibrated").size() + rank0.named("calibration_charged").size(), 2u);
+}
+
+TEST(CoordinatorCalibration, ANanEveryFewAttemptsChargesTheBudgetExactly) {
+  Rank0 rank0("max_total_skips: 5");
+  for (std::uint64_t i = 1; i <= 5; ++i) {
+    EXPECT_EQ(rank0.nan().action, Action::kSkip) << i;
+    for (int k = 0; k < 9; ++k) rank0.update();
+    EXPECT_EQ(rank0.named("calibration_charged").size(), i);
+    EXPECT_EQ(rank0.named("calibration_charged").back()["total"], i);
+  }
+  EXPECT_TRUE(rank0.named("calibrated").empty());
+  EXPECT_EQ(rank0.nan().exit_code(), 81);
+  EXPECT_EQ(rank0.named("aborted").at(0)["total"], 5);
+}
+
+// Decided when it is skipped, not when it is charged: otherwise the run would go on past its total.
+TEST(CoordinatorCalibration, TheTotalMustHaveRoomForTheNanThatIsPending) {
+  Rank0 rank0("max_total_skips: 3");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(rank0.nan().action, Action::kSkip) << i;
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(rank0.overflow().action, Action::kSkip) << i;
+  const Decision decision = rank0.nan();
+  EXPECT_EQ(decision.exit_code(), 81);
+  EXPECT_NE(decision.reason.find("3 of 3 in total"), std::string::npos) << decision.reason;
+  EXPECT_EQ(rank0.named("calibration_charged").at(0)["skips"], 12);  // no update: charged whole
+  EXPECT_EQ(rank0.named("aborted").at(0)["total"], 12);
+  EXPECT_EQ(rank0.named("aborted").at(0)["pending"], 0);
+}
+
+TEST(CoordinatorCalibration, NanAloneIsTheFirstThatOnFirstMeansAndOverflowIsNot) {
+  Rank0 rank0("on_first: ABORT");
+  EXPECT_EQ(rank0.overflow().action, Action::kSkip);
+  EXPECT_EQ(rank0.nan().exit_code(), 81);
+}
+
+TEST(CoordinatorCalibration, NanThatThePolicyTakesForCalibrationIsNeverCharged) {
+  Rank0 rank0("max_total_skips: 0 loss_scale { nan_is_calibration: true }");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(rank0.nan().action, Action::kSkip) << i;
+  rank0.update();
+  EXPECT_EQ(rank0.named("calibrated").at(0)["skips"], 3);
+  EXPECT_TRUE(rank0.named("calibration_charged").empty());
+}
+
+TEST(CoordinatorCalibration, NanAloneAtTheFloorExhaustsTheScaleAndTheStreakIsChargedWhole) {
+  Rank0 rank0("");
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(rank0.nan().action, Action::kSkip) << i;
+  EXPECT_EQ(rank0.handle(scaled_incident(rank0.attempt, Stage::kBackward, kOneNan, true)).exit_code(), 82);
+  EXPECT_EQ(rank0.named("aborted").at(0)["total"], 16);
+}
+
+TEST(CoordinatorCalibration, ADeviceThatIsTheOriginOfNanAgainAndAgainIsASuspectWhileTheStreakIsPending) {
+  Rank0 rank0("");
+  rank0.coordinator->run_started(
+      1, Topology({basic_placement(0), basic_placement(1), basic_placement(2), basic_placement(3)}));
+  for (int i = 0; i < 3; ++i) rank0.nan();
+  EXPECT_EQ(rank0.named("attempt_skipped").back()["origins"][0]["hardware_suspect"], true);
+}
+
 TEST(CoordinatorCalibration, ACalibrationSkipMakesNoDeviceASuspect) {
   Rank0 rank0("suspect_after_incidents: 1");
   rank0.coordinator->run_started(
@@ -206,21 +326,22 @@ TEST(CoordinatorCalibration, ACalibrationSkipMakesNoDeviceASuspect) {
   EXPECT_EQ(rank0.named("attempt_skipped").back()["origins"][0]["hardware_suspect"], true);
 }
 
-TEST(CoordinatorCalibration, TooManyInTheWindowRaiseAnAlertOnceThatIsClearedAndRaisedAgain) {
+TEST(CoordinatorCalibration, TooManyInTheWindowRaiseAnAlertOnceThatUpdatesClearOnceAndIsRaisedAgain) {
   Rank0 rank0("loss_scale { window_attempts: 10 max_calibration_skips: 2 }");
-  for (int round = 1; round <= 2; ++round) {
-    const auto raised = static_cast<std::size_t>(round);
+  for (std::size_t round = 1; round <= 2; ++round) {
+    const std::uint64_t start = rank0.attempt;
     for (int i = 0; i < 2; ++i) rank0.overflow();
-    EXPECT_EQ(rank0.named("alert_raised").size(), raised - 1);
+    EXPECT_EQ(rank0.named("alert_raised").size(), round - 1);
     for (int i = 0; i < 3; ++i) rank0.overflow();
-    ASSERT_EQ(rank0.named("alert_raised").size(), raised);
+    ASSERT_EQ(rank0.named("alert_raised").size(), round);
     EXPECT_EQ(rank0.named("alert_raised").back()["rule"], "calibration_rate");
     EXPECT_EQ(rank0.named("alert_raised").back()["skips"], 3);
     EXPECT_EQ(rank0.named("alert_raised").back()["limit"], 2);
-    for (int i = 0; i < 10; ++i) rank0.update();
-    rank0.overflow();
-    EXPECT_EQ(rank0.named("alert_cleared").size(), raised);
-    for (int i = 0; i < 10; ++i) rank0.update();
+    for (int i = 0; i < 30; ++i) rank0.update();
+    ASSERT_EQ(rank0.named("alert_cleared").size(), round);
+    // The window of the last 10 attempts holds two of the five skips from here on.
+    EXPECT_EQ(rank0.named("alert_cleared").back()["attempt"], start + 12);
+    EXPECT_EQ(rank0.named("alert_cleared").back()["skips"], 2);
   }
 }
 

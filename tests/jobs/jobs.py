@@ -112,6 +112,15 @@ DIGEST = re.compile(r"^digest rank=(?P<rank>\d+) parameters=(?P<parameters>[0-9a
                     r"rng=(?P<rng>[0-9a-f]+) attempts=(?P<attempts>\d+) updates=(?P<updates>\d+)\r?$", re.MULTILINE)
 
 
+def until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+    return found
+
+
 class Job:
     """A job that is running, or has ended and been looked after."""
 
@@ -134,6 +143,12 @@ class Job:
         while not ((self.run_dir / "events.jsonl").exists() and self.events):
             assert self.mpirun.poll() is None and time.monotonic() < until, f"not started\n{self}"
             time.sleep(0.05)
+
+    def wait_for_attempts(self):
+        """Until it says that it is in the middle of them."""
+        until(lambda: re.search(r"^attempt \d+/", self.out, re.MULTILINE) or self.mpirun.poll() is not None, PATIENCE,
+              "the first attempt")
+        assert self.mpirun.poll() is None, self
 
     def wait(self, timeout=PATIENCE):
         try:
@@ -184,6 +199,24 @@ class Job:
         assert not text or text.endswith("\n"), f"the last line is not whole: {text[-200:]!r}"
         return [strict_json(line) for line in text.split("\n")[:-1]]
 
+    def departures(self):
+        """What RUN_DIR/departures.jsonl holds."""
+        path = self.run_dir / "departures.jsonl"
+        return [strict_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self):
+        """{rank: pid} of the ranks of guarded_train that live."""
+        found = {}
+        for pid, command in processes(self.marker).items():
+            if command.startswith(str(BIN / "guarded_train")):
+                try:
+                    environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+                except OSError:
+                    continue  # it ended meanwhile
+                if rank := re.search(rb"\0OMPI_COMM_WORLD_RANK=(\d+)", environ):
+                    found[int(rank[1])] = pid
+        return found
+
     def skips(self):
         return [event for event in self.events if event["event"] == "attempt_skipped"]
 
@@ -204,7 +237,7 @@ class Job:
     def rank_codes(self):
         """{rank: exit code} of a job that was started with watch_ranks."""
         files = self._codes.parent.glob(f"{self._codes.name}.*")
-        return {int(path.suffix[1:]): int(path.read_text()) for path in files}
+        return {int(path.suffix[1:]): int(code) for path in files if (code := path.read_text())}
 
 
 class JobTest(unittest.TestCase):

@@ -15,7 +15,7 @@ import time
 import unittest
 
 import jobs
-from jobs import BIN, PATIENCE, Job, JobTest, processes, strict_json
+from jobs import PATIENCE, Job, JobTest, processes, until
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "launch" / "cluster.sh"
 RUNTIME = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR", "/tmp"))
@@ -82,15 +82,6 @@ class Cluster:
         return mounts + [str(path) for path in RUNTIME.glob(self.state.name)]
 
 
-def until(condition, seconds, what):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
-    return found
-
-
 class ClusterTest(JobTest):
     def setUp(self):
         needs_a_cluster(self)
@@ -110,33 +101,14 @@ class ClusterTest(JobTest):
         job.run_dir = run_dir
         return job
 
-    def start_training(self, *options, ranks=RANKS, steps=1_000_000, deadline=DEADLINE):
-        """A job that is in the middle of its attempts."""
+    def start_training(self, *options, ranks=RANKS, steps=1_000_000, deadline=DEADLINE, mpirun=()):
+        """A job that is in the middle of its attempts. `mpirun`: more options of it."""
         run_dir = self.new_run_dir()
-        job = self.start(ranks, self.trainer(*options, run_dir=run_dir, steps=steps,
-                                             policy=f"attempt_deadline_seconds: {deadline}"), run_dir)
-        until(lambda: re.search(r"^attempt \d+/", job.out, re.MULTILINE) or job.mpirun.poll() is not None, PATIENCE,
-              "the first attempt")
-        self.assertIsNone(job.mpirun.poll(), job)
+        command = self.trainer(*options, run_dir=run_dir, steps=steps, policy=f"attempt_deadline_seconds: {deadline}")
+        job = self.start(ranks, [*mpirun, *command], run_dir)
+        job.wait_for_attempts()
         time.sleep(1)
         return job
-
-    def pids(self, job):
-        """{rank: pid} of those that live."""
-        found = {}
-        for pid, command in processes(job.marker).items():
-            if command.startswith(str(BIN / "guarded_train")):
-                try:
-                    environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-                except OSError:
-                    continue  # it ended meanwhile
-                if rank := re.search(rb"\0OMPI_COMM_WORLD_RANK=(\d+)", environ):
-                    found[int(rank[1])] = pid
-        return found
-
-    def departures(self, job):
-        path = job.run_dir / "departures.jsonl"
-        return [strict_json(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def assert_missing(self, job, departure, ranks, absence, pids=None):
         self.assertFalse(departure["alone"], departure)
@@ -154,19 +126,19 @@ class ThreeHosts(ClusterTest):
     def check_killed(self, node, reporter):
         """All ranks of a host are killed: the others say who, in the second that mpirun leaves them."""
         job = self.start_training(deadline=60)
-        pids = self.pids(job)
+        pids = job.pids()
         for rank in on_host(node):
             os.kill(pids[rank], signal.SIGKILL)
         job.wait()
         self.assertEqual(128 + signal.SIGKILL, job.code, job)
-        (departure,) = self.departures(job)
+        (departure,) = job.departures()
         self.assertEqual(reporter, departure["reported_by"])
         self.assert_missing(job, departure, on_host(node), "died", pids)
 
     def check_stopped(self, rank):
         job = self.train("--inject", f"stop@forward,rank={rank},attempt=5", ranks=RANKS, code=84,
                          policy=f"attempt_deadline_seconds: {DEADLINE}")
-        (departure,) = self.departures(job)
+        (departure,) = job.departures()
         self.assertEqual(2 if rank == 0 else 0, departure["reported_by"])
         self.assert_missing(job, departure, [rank], "silent")
         self.assertEqual({5}, {survivor["attempt"] for survivor in departure["survivors"]}, departure)
@@ -191,14 +163,14 @@ class Several(ThreeHosts):
 
     def test_a_rank_delayed_inside_the_deadline_changes_nothing(self):
         job = self.start_training("--print-digests", steps=150, deadline=10)
-        pid = self.pids(job)[3]
+        pid = job.pids()[3]
         os.kill(pid, signal.SIGSTOP)
         time.sleep(2)
         self.assertIsNone(job.mpirun.poll(), f"it ended too early to tell\n{job}")
         os.kill(pid, signal.SIGCONT)
         self.assertEqual(0, job.wait().code, job)
         self.assert_lockstep(job, RANKS, attempts=150, updates=150)
-        self.assertEqual([], self.departures(job))
+        self.assertEqual([], job.departures())
 
     def test_the_ranks_of_the_deputys_host_are_killed(self):
         self.check_killed("node1", reporter=0)
@@ -226,12 +198,12 @@ class Cut(ClusterTest):
         """`missing`: {reporter: ranks}. `alone`: the ranks that reach neither rank 0 nor the deputy."""
         self.cluster.do("up", "--nodes", 3)
         job = self.start_training()
-        pids = self.pids(job)
+        pids = job.pids()
         self.cluster.do("cut", node)
         cut = datetime.datetime.now(datetime.timezone.utc)
-        until(lambda: not self.pids(job), DEADLINE + SLACK, "the ranks leave by themselves, on both sides")
+        until(lambda: not job.pids(), DEADLINE + SLACK, "the ranks leave by themselves, on both sides")
 
-        departures = self.departures(job)
+        departures = job.departures()
         self.assertEqual(sorted([*missing, *alone]), sorted(d["reported_by"] for d in departures), job)
         for departure in departures:
             reporter = departure["reported_by"]
@@ -273,7 +245,7 @@ class CutOff(Cut):
         self.cluster.do("heal", "node1")
         self.assertEqual(0, job.wait().code, job)
         self.assert_lockstep(job, 4, attempts=1000, updates=1000)
-        self.assertEqual([], self.departures(job))
+        self.assertEqual([], job.departures())
 
 
 class Lossy(ClusterTest):
@@ -296,7 +268,7 @@ class Lossy(ClusterTest):
                          policy=f"max_total_skips: {attempts} on_error: SKIP")
         self.assert_lockstep(job, RANKS, attempts, attempts - len(bad))
         self.assertEqual(sorted(bad), [skip["attempt"] for skip in job.skips()])
-        self.assertEqual([], self.departures(job))
+        self.assertEqual([], job.departures())
         self.assertGreater(self.sent_again("node1"), attempts // 50, "no packet was lost")
 
     def sent_again(self, node):
@@ -330,6 +302,22 @@ class SlowSeveral(ThreeHosts):
 class SlowCutOff(Cut):
     def test_mpirun_ends_by_itself_with_the_settings_that_every_cluster_has(self):
         self.check_cut("node1", {0: [2, 3], 2: [0, 1, 4, 5]}, hasten=False)
+
+    def test_a_cut_that_mpirun_notices_first_is_on_record_before_it_kills_the_ranks(self):
+        """SIGTERM, and SIGKILL at most a second later, long before the deadline."""
+        self.cluster.do("up", "--nodes", 3)
+        keepalive = [word for name, value in (("time", 3), ("intvl", 1), ("probes", 3))
+                     for word in ("--mca", f"oob_tcp_keepalive_{name}", value)]
+        job = self.start_training(deadline=60, mpirun=keepalive)
+        pids = job.pids()
+        self.cluster.do("cut", "node1")
+        self.assertEqual(205, job.mpirun.wait(END), job)
+        until(lambda: not processes(job.marker), END, "Open MPI's daemons end")
+        departures = {departure["reported_by"]: departure for departure in job.departures()}
+        self.assertIn(0, departures, job)
+        for reporter, missing in ((0, [2, 3]), (2, [0, 1, 4, 5])):
+            if reporter in departures:
+                self.assert_missing(job, departures[reporter], missing, "silent", pids)
 
 
 class SlowLosses(Lossy):

@@ -1,11 +1,10 @@
 """However a rank leaves, the others do not stay behind: a documented exit code, in bounded time, and no process."""
 
-import json
 import os
-import re
+import signal
 import unittest
 
-from jobs import JobTest
+from jobs import JobTest, until
 
 DEADLINE = 3  # seconds without progress
 # mpirun takes 2 s to end what does not end by itself; the rest is for a busy machine.
@@ -38,8 +37,7 @@ class Leaving(JobTest):
         self.assert_record(job, "run_started")
         absence = "silent" if fault.startswith("stop") else "stuck"
         self.assertRegex(job.err, rf"holdfast: rank \d+: rank {rank} \(host \S+, pid \d+\) is {absence}", job)
-        with open(os.path.join(job.run_dir, "departures.jsonl")) as lines:
-            departures = [json.loads(line) for line in lines]
+        departures = job.departures()
         self.assertEqual(1, len(departures), departures)
         self.assertEqual([(rank, absence)],
                          [(missing["rank"], missing["absence"]) for missing in departures[0]["missing"]])
@@ -77,6 +75,59 @@ class Leaving(JobTest):
 
     def test_each_rank_has_the_exit_code_of_a_failed_update(self):
         self.train("--inject", f"throw@optimizer,rank=3,attempt={ATTEMPT}", code=83, watch_ranks=True)
+
+
+class Terminated(JobTest):
+    """SIGTERM to one rank, long before the deadline: a launcher that lost a host sends it, and an operator."""
+
+    def start_training(self, **settings):
+        run_dir = self.new_run_dir()
+        command = self.trainer(run_dir=run_dir, steps=10**6, policy="attempt_deadline_seconds: 60")
+        job = self.start(4, command, run_dir, **settings)
+        job.wait_for_attempts()
+        return job
+
+    def stop_and_tell(self, job, stopped, told):
+        pids = job.pids()
+        os.kill(pids[stopped], signal.SIGSTOP)
+        os.kill(pids[told], signal.SIGTERM)
+        return pids
+
+    def assert_silent(self, job, rank, pid):
+        (departure,) = job.departures()
+        self.assertEqual([(rank, pid, "silent")],
+                         [(missing["rank"], missing["pid"], missing["absence"]) for missing in departure["missing"]])
+        self.assertEqual([r for r in range(4) if r != rank], [survivor["rank"] for survivor in departure["survivors"]])
+        self.assertFalse(departure["alone"], departure)
+
+    def check_missing(self, stopped, told):
+        job = self.start_training(watch_ranks=True)
+        pids = self.stop_and_tell(job, stopped, told)
+        codes = {rank: 84 for rank in range(4) if rank != stopped}
+        until(lambda: job.rank_codes() == codes, 5, f"84 on all but rank {stopped}, but {job.rank_codes()}\n{job}")
+        self.assert_silent(job, stopped, pids[stopped])
+        os.kill(pids[stopped], signal.SIGKILL)  # mpirun was told to let ranks be
+        job.wait()
+
+    def test_sigterm_while_a_rank_is_stopped_is_84(self):
+        self.check_missing(stopped=2, told=3)
+
+    def test_sigterm_while_rank_0_is_stopped_is_84(self):
+        self.check_missing(stopped=0, told=2)
+
+    def test_sigterm_while_a_rank_is_stopped_is_84_from_mpirun(self):
+        job = self.start_training()
+        pids = self.stop_and_tell(job, stopped=3, told=0)
+        self.assertEqual(84, job.wait(timeout=SLACK).code, job)
+        self.assert_silent(job, 3, pids[3])
+
+    def test_sigterm_while_nobody_is_missing_is_an_orderly_stop(self):
+        job = self.start_training(watch_ranks=True)
+        os.kill(job.pids()[3], signal.SIGTERM)
+        job.wait(timeout=SLACK)
+        self.assertEqual({rank: 86 for rank in range(4)}, job.rank_codes(), job)
+        self.assert_record(job, "run_started", "stopped")
+        self.assertEqual([], job.departures())
 
 
 def _add(name, check, *arguments):

@@ -83,6 +83,8 @@ class NaturalFaultTest(JobTest):
         self.assertEqual((85, 1), (aborted["exit_code"], aborted["update"]), aborted)
         self.assertEqual([(0, tensor, 0), (1, tensor, 0)],
                          [(o["rank"], o["tensor"], o["index"]) for o in aborted["origins"]], aborted)
+        # Of one replica, though every rank has found the same.
+        self.assertEqual([aborted["nan"]] * 2, [origin["nan"] for origin in aborted["origins"]], aborted)
         for words in ("check_update: AFTER", "rolled back", "no checkpoint"):
             self.assertIn(words, aborted["reason"])
             self.assertIn(words, job.err)
@@ -129,7 +131,8 @@ class FashionMnistFaults(NaturalFaultTest):
         self.assert_like_omitted(job, (1, 3, 5, 7, 9), *options, ranks=3, steps=11, batch=BATCH)
 
     def test_each_fault_is_put_down_to_its_stage_in_fp16(self):
-        """All but the last are defects, and charged. The last is what a loss scale is for."""
+        """All but the last are defects, and charged; that in backward with the update that ends its streak. The last is
+        what a loss scale is for."""
         job = self.train("--precision", "fp16", "--local-denominator", "--print-digests",
                          "--fault", "corrupt-record,attempt=7,rank=1", "--fault", "activation-overflow,attempt=9",
                          "--fault", "empty-target-mask,attempt=11,rank=1", "--fault", "dropped-square-root,attempt=13",
@@ -137,10 +140,12 @@ class FashionMnistFaults(NaturalFaultTest):
         skips = {skip["attempt"]: skip for skip in job.skips()}
         real = [attempt for attempt in skips if attempt < 7]
         self.assertEqual([*real, 7, 9, 11, 13, 15], list(skips), job)
-        self.assertEqual([("input", [1], 1), ("forward", [0], 2), ("loss", [1], 3), ("backward", [0], 4)],
+        self.assertEqual([("input", [1], 1), ("forward", [0], 2), ("loss", [1], 3), ("backward", [0], 3)],
                          [(skips[a]["stage"], [o["rank"] for o in skips[a]["origins"]], skips[a]["total"])
                           for a in (7, 9, 11, 13)], job)
         self.assertEqual(("conv1.weight", 0), tuple(skips[13]["origins"][0][k] for k in ("tensor", "index")), job)
+        charged = [event for event in job.events if event["event"] == "calibration_charged"]
+        self.assertEqual([(14, 1, 4)], [(e["attempt"], e["skips"], e["total"]) for e in charged], job)
         self.assert_reduced(skips[15], 15, 2)
         self.assertEqual((1, 0, 4), tuple(skips[15][key] for key in ("pending", "consecutive", "total")), job)
         self.assertEqual((4, len(real) + 1), (job.events[-1]["skips"], job.events[-1]["calibration_skips"]), job)

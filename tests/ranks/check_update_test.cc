@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <stdexcept>
+#include <string>
 
 #include "coord/events.h"
 #include "ranks/guarded_ranks.h"
@@ -46,16 +47,60 @@ TEST(CheckUpdateAfter, WhatEveryRankWroteEndsTheNextAttemptWith85) {
     EXPECT_EQ(decisions.agreed_actions(), (Actions{"APPLY", "APPLY", "ABORT 85"}));
     EXPECT_NE(decisions.agreed()[2].reason.find("fc.bias[2]"), std::string::npos)
         << decisions.agreed()[2].reason;
+    EXPECT_NE(decisions.agreed()[2].reason.find("wrote 1 non-finite value at"), std::string::npos);
     const Json event = events_named(temp / "run", "aborted").at(0);
     EXPECT_EQ(event["stage"], "optimizer");
     EXPECT_EQ(event["attempt"], 2);
     EXPECT_EQ(event["exit_code"], 85);
     EXPECT_EQ(event["origins"][0]["tensor"], "fc.bias");
     EXPECT_EQ(event["origins"][0]["index"], 2);
-    EXPECT_EQ(event["nan"], std::isnan(value) ? kRanks : 0);
-    EXPECT_EQ(event["pos_inf"], value == kInfF ? kRanks : 0);
-    EXPECT_EQ(event["neg_inf"], value == -kInfF ? kRanks : 0);
+    EXPECT_EQ(event["nan"], std::isnan(value) ? 1 : 0);
+    EXPECT_EQ(event["pos_inf"], value == kInfF ? 1 : 0);
+    EXPECT_EQ(event["neg_inf"], value == -kInfF ? 1 : 0);
   }
+}
+
+// Where the ranks did not write the same, there is no count of one replica: all are added up.
+TEST(CheckUpdateAfter, DifferentFindingsOfTheRanksAreAddedUp) {
+  const TempDir temp;
+  run_guarded(2, guard_options("", temp / "run"), [&](StepGuard& guard, int rank) {
+    attempt(
+        guard, [] {},
+        [&] {
+          const std::vector<float> written = {rank == 0 ? kNanF : 1.0f, rank == 1 ? kNanF : 1.0f};
+          guard.observe_written("w", TensorView::of(written));
+        });
+    attempt(guard, [] {});
+  });
+  EXPECT_EQ(events_named(temp / "run", "aborted").at(0)["nan"], 2);
+}
+
+TEST(CheckUpdateAfter, AWriteThatWentWrongOnOneRankIsCountedAsItIs) {
+  const TempDir temp;
+  run_guarded(kRanks, guard_options("", temp / "run"), [&](StepGuard& guard, int rank) {
+    attempt_writing(guard, rank == 3, kInfF);
+    attempt(guard, [] {});
+  });
+  const Json event = events_named(temp / "run", "aborted").at(0);
+  EXPECT_EQ(event["pos_inf"], 1);
+  ASSERT_EQ(event["origins"].size(), 1u);
+  EXPECT_EQ(event["origins"][0]["rank"], 3);
+}
+
+// More tensors than a rank names, and more ranks than a node reports: the count is whole all the same.
+TEST(CheckUpdateAfter, TheCountOfOneReplicaHoldsBeyondWhatIsNamed) {
+  const TempDir temp;
+  run_guarded(7, guard_options("", temp / "run"), [&](StepGuard& guard, int) {
+    attempt(
+        guard, [] {},
+        [&] {
+          for (int tensor = 0; tensor < 40; ++tensor) {
+            guard.observe_written("w" + std::to_string(tensor), TensorView::of(std::vector<float>(5, kNanF)));
+          }
+        });
+    attempt(guard, [] {});
+  });
+  EXPECT_EQ(events_named(temp / "run", "aborted").at(0)["nan"], 200);
 }
 
 TEST(CheckUpdateAfter, WhatOneRankAloneWroteMeansThatReplicasDiffer) {

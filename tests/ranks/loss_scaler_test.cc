@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 
@@ -96,7 +97,7 @@ TEST(LossScaler, RestoredAnywhereItGoesOnTheSame) {
     const int saved_at = std::uniform_int_distribution<int>(0, 100)(random);
     for (int step = 0; step < saved_at; ++step) add(whole, overflow(random) ? 'o' : 'c');
     LossScaler resumed(reference.options());
-    resumed.restore(whole.state());
+    ASSERT_TRUE(resumed.restore(whole.state()).ok());
     for (int step = 0; step < 200; ++step) {
       ASSERT_EQ(resumed.state(), whole.state()) << "trial " << trial << ", step " << step;
       ASSERT_EQ(resumed.exhausted_by_overflow(), whole.exhausted_by_overflow());
@@ -181,11 +182,38 @@ TEST(LossScaler, SavedAt256With37Of100CleanUpdatesItGrowsAfter63More) {
   for (int i = 0; i < 37; ++i) saved.on_clean_update();
   options.initial = 65536.0;
   LossScaler resumed(options);
-  resumed.restore(saved.state());
+  ASSERT_TRUE(resumed.restore(saved.state()).ok());
+  EXPECT_EQ(resumed.state(), saved.state());
   for (int i = 0; i < 62; ++i) resumed.on_clean_update();
   EXPECT_EQ(resumed.scale(), 256.0);
   resumed.on_clean_update();
   EXPECT_EQ(resumed.scale(), 512.0);
+}
+
+TEST(LossScaler, RefusesAStateThatItCouldNotHaveComeToAndStaysAsItWas) {
+  LossScaleOptions options;
+  options.smallest = 0.25;
+  options.largest = 1024.0;
+  options.initial = 256.0;
+  options.growth_interval = 100;
+  options.hysteresis = 2;
+  LossScaler scaler(options);
+  const double inf = std::numeric_limits<double>::infinity();
+  using State = LossScaler::State;
+  for (const State state :
+       {State{std::nan(""), 0, 1}, State{inf, 0, 1}, State{-inf, 0, 1}, State{0.0, 0, 1}, State{-0.0, 0, 1},
+        State{-256.0, 0, 1}, State{384.0, 0, 1}, State{std::nextafter(256.0, 0.0), 0, 1}, State{5e-324, 0, 1},
+        State{0.125, 0, 1}, State{2048.0, 0, 1}, State{256.0, 100, 1}, State{256.0, ~std::uint64_t{0}, 1},
+        State{256.0, 0, 0}, State{256.0, 0, 3}}) {
+    const Status status = scaler.restore(state);
+    EXPECT_EQ(status.code(), StatusCode::kUsage) << state.scale;
+    EXPECT_NE(status.message().find("saved loss scale: "), std::string::npos) << status.message();
+    EXPECT_EQ(scaler.state(), (State{256.0, 0, 2}));
+  }
+  for (const State state : {State{0.25, 99, 2}, State{1024.0, 0, 1}, State{1.0, 50, 1}}) {
+    EXPECT_TRUE(scaler.restore(state).ok());
+    EXPECT_EQ(scaler.state(), state);
+  }
 }
 
 }  // namespace

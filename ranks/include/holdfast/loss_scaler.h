@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "holdfast/collectives/status.h"
+
 namespace holdfast {
 
 // Everything is a power of two, so that scaling and unscaling are exact. Defaults and their reasons: Policy.
@@ -29,7 +31,10 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
   const State& state() const { return state_; }
-  void restore(const State& state) { state_ = state; }
+
+  // Goes on where `state` was saved. USAGE, and nothing is changed, for what this scaler could not have come
+  // to: a scale that is no power of two within [smallest, largest], or counters beyond their interval.
+  Status restore(const State& state);
 
   // Whether one more overflow finds the scale at its smallest, with nothing left to halve.
   bool exhausted_by_overflow() const;

@@ -153,14 +153,19 @@ class StepGuard {
   // applied.
   bool watch(std::string_view name, double value);
 
-  // Early warning when a magnitude, the same on every rank, comes near the largest finite value of its type.
+  // Early warning when a magnitude comes near the largest finite value of its type. Rank 0's call leaves the
+  // event, so pass what is the same on every rank, such as the reduced gradient's; of activations, which each
+  // rank has its own, rank 0's stand for all. Divide the gradient of a scaled loss by loss_scale(): the scale
+  // is meant to grow until it overflows. Activations are not scaled, and no loss scale cures their overflow.
   void watch_headroom(std::string_view tensor, DType dtype, double abs_max);
 
   // 1 unless GuardOptions::loss_scaling. Multiply the loss by it before backward, and the reduced gradient by
   // its inverse before clipping and update. Changes in finish() only, on all ranks alike.
   double loss_scale() const;
   LossScaler::State loss_scale_state() const;  // to be saved with a checkpoint
-  void restore_loss_scale(const LossScaler::State& state);
+  // Local, between attempts, with the same state on every rank. USAGE for a state that the policy rules out,
+  // see LossScaler::restore(). Without loss scaling there is nothing to restore, and any state is fine.
+  Status restore_loss_scale(const LossScaler::State& state);
 
   // Asks every rank to stop at the end of this attempt, without an update (exit code 86); of the next one
   // that is not skipped for something worse.

@@ -6,28 +6,34 @@
 
 namespace holdfast {
 
-class Policy;
-
-// A streak of overflow skips stays pending until it is known what it was: calibration when it ends in an
-// applied update, charged to the budget whole when it does not.
+// A streak of gradient skips stays pending until it is known what it was. When it ends in an applied update,
+// its overflows were calibration and its defects, such as NaN alone, are charged to the budget; otherwise it
+// is charged whole.
 class Calibration {
  public:
-  void count_pending(std::uint64_t attempt);
+  void count_overflow(std::uint64_t attempt);
+  void count_defect() { ++defects_; }
 
-  // Ends the streak and gives the number of skips in it.
-  std::uint64_t settle_as_calibration();
-  std::uint64_t settle_as_charged();
+  struct Settled {
+    std::uint64_t calibration = 0;
+    std::uint64_t charged = 0;
+  };
+  Settled settle_by_update();
+  std::uint64_t settle_as_charged();  // gives the number of skips in the streak
 
-  std::uint64_t pending() const { return pending_; }
+  std::uint64_t pending() const { return overflows_ + defects_; }
+  std::uint64_t pending_defects() const { return defects_; }
   std::uint64_t total() const { return total_; }  // settled as calibration
 
-  // Calibration skips, pending ones included, in the last `window` attempts up to `attempt`.
+  // Overflow skips, pending ones included, in the last `window` attempts up to `attempt`; charged ones are
+  // not.
   std::uint64_t in_window(std::uint64_t attempt, std::uint64_t window);
 
  private:
-  std::uint64_t pending_ = 0;
+  std::uint64_t overflows_ = 0;  // of the running streak, as are the defects
+  std::uint64_t defects_ = 0;
   std::uint64_t total_ = 0;
-  std::deque<std::uint64_t> attempts_;  // of the skips, oldest first
+  std::deque<std::uint64_t> attempts_;  // of the overflows, oldest first
 };
 
 }  // namespace holdfast

@@ -49,8 +49,8 @@ class Coordinator {
  private:
   explicit Coordinator(const Policy& policy);
   Decision decide_and_count(const Incident& incident);
-  void charge_pending(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
-  void watch_calibration_rate(const Incident& incident);
+  void charge(std::uint64_t skips, std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+  void watch_calibration_rate(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
   void record(const std::string& name, nlohmann::ordered_json fields);
   std::vector<std::string> origin_devices(const Incident& incident) const;
   nlohmann::ordered_json origin_json(const Origin& origin) const;

@@ -2,6 +2,8 @@
 // incident.
 #pragma once
 
+#include <cstdint>
+
 #include "holdfast/coord/budget.h"
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/incident.h"
@@ -10,10 +12,15 @@ namespace holdfast {
 
 class Policy;
 
-// Whether a skip of this attempt is one that loss scaling is expected to make: see Policy.LossScale.
+// Whether a halved loss scale may cure this attempt, so that what its skip was shows when the streak ends.
+bool is_pending(const Incident& incident);
+
+// Whether such a skip is one that loss scaling is expected to make: see Policy.LossScale.
 bool is_calibration(const Policy& policy, const Incident& incident);
 
-// `budget` is as it was before this attempt. Never returns APPLY.
-Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident);
+// `budget` is as it was before this attempt, and so is `pending_defects`: the skips of a running streak that
+// will be charged to it. Never returns APPLY.
+Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident,
+                std::uint64_t pending_defects = 0);
 
 }  // namespace holdfast

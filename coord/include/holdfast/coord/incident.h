@@ -86,6 +86,8 @@ struct Incident {
   // The stage to put in the log: the optimizer's when it was an update that failed, else the earliest
   // non-finite one, else that of the first error.
   std::optional<Stage> stage() const;
+  // Non-finite values at that stage over all ranks; those of one replica when every replica wrote the same.
+  BadCounts counts() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;
   // The same of the first error: "exception on rank 1 (host h) at forward: bad allocation".
