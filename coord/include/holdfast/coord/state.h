@@ -1,0 +1,25 @@
+// RUN_DIR/state: what rank 0 remembers of a run across restarts. The message is coord/state.proto.
+#pragma once
+
+#include <string>
+
+#include "holdfast/collectives/status.h"
+
+namespace holdfast {
+
+class RunState;
+
+inline constexpr unsigned kStateVersion = 1;
+
+std::string state_path(const std::string& run_dir);
+
+// Reads and checks it; needs no lock, since the file is only ever replaced as a whole. USAGE when there is
+// none and when it is damaged, cut off or of another version, with the file, the reason and what to do. Never
+// gives a state that was not written so.
+Status read_state(const std::string& run_dir, RunState* state);
+
+// Replaces it, durably, mode 0600. Only who holds the run folder's lock may. INTERNAL, with the reason, on
+// failure: the old state is then still there.
+Status write_state(const std::string& run_dir, const RunState& state);
+
+}  // namespace holdfast
