@@ -1,0 +1,16 @@
+#include "holdfast/coord/rate_window.h"
+
+namespace holdfast {
+
+void RateWindow::advance(std::uint64_t attempt) {
+  made_ = attempt;
+  while (!skips_.empty() && !holds(skips_.front())) skips_.pop_front();
+}
+
+void RateWindow::add_skip(std::uint64_t attempt) {
+  if (!holds(attempt)) return;
+  skips_.push_back(attempt);
+  if (skips_.size() > most_skips_) skips_.pop_front();
+}
+
+}  // namespace holdfast
