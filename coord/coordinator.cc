@@ -2,7 +2,9 @@
 
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/decide.h"
+#include "holdfast/coord/history.h"
 #include "holdfast/coord/policy.h"
+#include "holdfast/coord/state.pb.h"
 
 namespace holdfast {
 namespace {
@@ -40,10 +42,50 @@ Json loss_json(const Incident& incident, const std::vector<Origin>& origins) {
   return chosen == nullptr ? Json(nullptr) : json_number(chosen->loss);
 }
 
+const std::string& stage_owner(const Policy& policy, Stage stage) {
+  const Policy::StageOwners& owners = policy.stage_owners();
+  switch (stage) {
+    case Stage::kInput: return owners.input();
+    case Stage::kForward: return owners.forward();
+    case Stage::kLoss: return owners.loss();
+    case Stage::kBackward: return owners.backward();
+    case Stage::kReduction: return owners.reduction();
+    case Stage::kOptimizer: return owners.optimizer();
+  }
+  return policy.owner();
+}
+
+// Who may order what, as far as the policy says.
+void put_authorities(const Policy& policy, Json* json) {
+  const Policy::Authorities& who = policy.authorities();
+  Json named = Json::object();
+  if (!who.rollback().empty()) named["rollback"] = who.rollback();
+  if (!who.quarantine().empty()) named["quarantine"] = who.quarantine();
+  if (!who.resume().empty()) named["resume"] = who.resume();
+  if (!who.data_remediation().empty()) named["data_remediation"] = who.data_remediation();
+  if (!named.empty()) (*json)["authorities"] = std::move(named);
+}
+
+Json most_json(const MostFrequent& most) { return {{"value", most.value}, {"skips", most.skips}}; }
+
+Json profile_json(const SkipProfile& profile) {
+  return {{"skips", profile.skips},
+          {"stage", most_json(profile.stage)},
+          {"rank", most_json(profile.rank)},
+          {"host", most_json(profile.host)},
+          {"tensor", most_json(profile.tensor)}};
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const Policy& policy)
-    : policy_(std::make_unique<const Policy>(policy)), suspects_(policy.suspect_after_incidents()) {}
+    : policy_(std::make_unique<const Policy>(policy)),
+      memory_(std::make_unique<RunState>()),
+      rules_(policy),
+      suspects_(policy.suspect_after_incidents()) {
+  memory_->set_epoch(1);
+  memory_->set_running(true);
+}
 Coordinator::~Coordinator() = default;
 
 Status Coordinator::create(const Policy& policy, const std::string& run_dir,
@@ -52,6 +94,7 @@ Status Coordinator::create(const Policy& policy, const std::string& run_dir,
   if (!run_dir.empty()) {
     if (Status s = made->folder_.create(run_dir); !s.ok()) return s;
     if (Status s = made->events_.open(made->folder_.events_path()); !s.ok()) return s;
+    made->memory_->set_holder(made->folder_.holder());
     made->keeps_record_ = true;
   }
   *out = std::move(made);
@@ -62,7 +105,7 @@ void Coordinator::record(const std::string& name, Json fields) {
   if (!policy_->owner().empty()) fields["owner"] = policy_->owner();
   if (!policy_->ticket().empty()) fields["ticket"] = policy_->ticket();
   // A failure is reported and counted by the log; evidence never decides.
-  if (keeps_record_) static_cast<void>(events_.append(name, fields));
+  if (keeps_record_ && !look_for_takeover()) static_cast<void>(events_.append(name, fields));
 }
 
 // Where the rank runs, and whether its device has been the origin too often.
@@ -89,6 +132,8 @@ Json Coordinator::incident_json(const Incident& incident) const {
   Json json = place(incident.epoch, incident.attempt, incident.update);
   const auto stage = incident.stage();
   json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
+  if (stage && !stage_owner(*policy_, *stage).empty()) json["stage_owner"] = stage_owner(*policy_, *stage);
+  put_authorities(*policy_, &json);
   put_counts(json, stage ? incident.verdict.sum.bad(*stage) : BadCounts());
   json["loss"] = loss_json(incident, origins);
   if (incident.loss_scale) json["loss_scale"] = incident.loss_scale->scale;
@@ -108,7 +153,16 @@ Json Coordinator::incident_json(const Incident& incident) const {
 
 void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
   topology_ = std::move(topology);
-  Json fields = place(epoch, 0, 0);
+  memory_->set_first_attempt(memory_->attempt());
+  // Before the first event: from here on whoever held the folder before is told by the epoch that it does no
+  // more.
+  write_memory();
+  Json fields = place(epoch, memory_->attempt(), memory_->update());
+  if (resumed_ && memory_->endings_size() > 0) {
+    const Ending& last = memory_->endings(memory_->endings_size() - 1);
+    fields["resumed_from"] = {{"epoch", last.epoch()},
+                              {"exit_code", last.has_exit_code() ? Json(last.exit_code()) : Json(nullptr)}};
+  }
   fields["ranks"] = topology_.placements().size();
   fields["topology"] = topology_.map();
   fields["policy"] = policy_text(*policy_);
@@ -117,10 +171,25 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
   charge_pending(epoch, attempts, updates);  // no update came to show that it was calibration
+  record_rate_changes();
   Json fields = place(epoch, attempts, updates);
   fields["skips"] = budget_.total();
   fields["calibration_skips"] = calibration_.total();
   record("run_finished", std::move(fields));
+  memory_->set_attempt(attempts);
+  memory_->set_update(updates);
+  add_ending(*policy_, StatusCode::kOk, "", nullptr, memory_.get());
+  write_memory();
+}
+
+// Also says so when the run fails in the same way again and again.
+void Coordinator::end_epoch(Decision* decision, const Incident* incident) {
+  const std::uint64_t identical =
+      add_ending(*policy_, decision->code, decision->reason, incident, memory_.get());
+  if (identical >= policy_->max_identical_failures()) {
+    decision->reason +=
+        "; the same failure " + std::to_string(identical) + " times in a row: do not requeue this job";
+  }
 }
 
 std::vector<std::string> Coordinator::origin_devices(const Incident& incident) const {
@@ -142,21 +211,38 @@ void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::ui
   fields["code"] = status_code_name(decision.code);
   fields["agreed"] = false;
   record("aborted", std::move(fields));
+  if (!memory_->running()) return;  // what ended it is on record already
+  memory_->set_attempt(attempt);
+  memory_->set_update(update);
+  Decision ending = decision;
+  end_epoch(&ending, nullptr);
+  write_memory();
 }
 
 void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  rules_.count_attempt();
+  memory_->set_attempt(attempt + 1);
+  memory_->set_update(update + 1);
+  // A killed run must not come back in the middle of a row of skips that has ended.
+  bool changed = budget_.consecutive() != 0;
   budget_.count_update();
-  if (calibration_.pending() == 0) return;
-  Json fields = place(epoch, attempt, update);
-  fields["skips"] = calibration_.settle_as_calibration();
-  fields["total"] = calibration_.total();
-  record("calibrated", std::move(fields));
+  if (calibration_.pending() != 0) {
+    Json fields = place(epoch, attempt, update);
+    fields["skips"] = calibration_.settle_as_calibration();
+    fields["total"] = calibration_.total();
+    record("calibrated", std::move(fields));
+    rules_.settle_pending(false);
+    changed = true;
+  }
+  changed |= record_rate_changes();
+  if (++clean_attempts_ >= policy_->state_interval_attempts() || changed) write_memory();
 }
 
 void Coordinator::charge_pending(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   if (calibration_.pending() == 0) return;
   const std::uint64_t skips = calibration_.settle_as_charged();
   budget_.charge(skips);
+  rules_.settle_pending(true);
   Json fields = place(epoch, attempt, update);
   fields["skips"] = skips;
   fields["total"] = budget_.total();
@@ -170,11 +256,32 @@ void Coordinator::watch_calibration_rate(const Incident& incident) {
   if (above == calibration_alert_) return;
   calibration_alert_ = above;
   Json fields = place(incident.epoch, incident.attempt, incident.update);
-  fields["rule"] = "calibration_rate";
+  fields["rule"] = kCalibrationRule;
   fields["skips"] = skips;
   fields["window_attempts"] = rule.window_attempts();
   fields["limit"] = rule.max_calibration_skips();
   record(above ? "alert_raised" : "alert_cleared", std::move(fields));
+}
+
+// Whether there were any.
+bool Coordinator::record_rate_changes() {
+  bool any = false;
+  while (const std::optional<RateChange> change = rules_.next_change()) {
+    any = true;
+    Json fields = place(memory_->epoch(), memory_->attempt(), memory_->update());
+    fields["rule"] = change->rule;
+    fields["skips"] = change->skips;
+    fields["attempts"] = change->attempts;
+    fields["fraction"] = change->fraction();
+    fields["window_attempts"] = change->window_attempts;
+    fields["limit"] = change->max_skips;
+    fields["in_window"] = profile_json(change->in_window);
+    fields["before"] = profile_json(change->before);
+    fields["changed"] = change->changed();
+    put_authorities(*policy_, &fields);
+    record(change->raised ? "alert_raised" : "alert_cleared", std::move(fields));
+  }
+  return any;
 }
 
 void Coordinator::scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
@@ -204,14 +311,22 @@ void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint
 }
 
 Decision Coordinator::decide_and_count(const Incident& incident) {
+  rules_.count_attempt();
   const bool calibration = is_calibration(*policy_, incident);
   if (!calibration) charge_pending(incident.epoch, incident.attempt, incident.update);
-  const Decision decision = decide(*policy_, budget_, incident);
+  Decision decision = decide(*policy_, budget_, incident);
+  if (decision.action == Action::kSkip && !calibration) {
+    if (const std::string broken = rules_.broken_by_a_skip(); !broken.empty()) {
+      decision = {Action::kAbort, StatusCode::kBudgetExhausted, broken + ": " + incident.describe()};
+    }
+  }
   if (decision.action == Action::kSkip) {
     if (calibration) {
       calibration_.count_pending(incident.attempt);
+      rules_.count_pending(skip_record(incident));
     } else {
       budget_.count_skip();
+      rules_.count_skip(skip_record(incident));
     }
   }
   watch_calibration_rate(incident);
@@ -219,8 +334,19 @@ Decision Coordinator::decide_and_count(const Incident& incident) {
 }
 
 Decision Coordinator::handle(const Incident& incident) {
-  const Decision decision = decide_and_count(incident);
+  if (look_for_takeover()) {
+    return {Action::kAbort, StatusCode::kRanksDisagree,
+            "another run has taken over " + folder_.path() + "; this one was cut off and leaves it alone"};
+  }
+  Decision decision = decide_and_count(incident);
   if (!is_calibration(*policy_, incident)) suspects_.count(origin_devices(incident));
+  memory_->set_incidents(memory_->incidents() + 1);
+  // An attempt that ends the run was neither applied nor skipped: a restart makes it again.
+  const bool skipped = decision.action == Action::kSkip;
+  memory_->set_attempt(incident.attempt + (skipped ? 1 : 0));
+  memory_->set_update(incident.update);
+  if (skipped) memory_->set_skips(memory_->skips() + 1);
+  if (decision.ends_run()) end_epoch(&decision, &incident);
 
   Json fields = incident_json(incident);
   fields["consecutive"] = budget_.consecutive();
@@ -236,6 +362,8 @@ Decision Coordinator::handle(const Incident& incident) {
     case Action::kStop: record("stopped", std::move(fields)); break;
     default: record("aborted", std::move(fields)); break;
   }
+  record_rate_changes();
+  write_memory();
   return decision;
 }
 

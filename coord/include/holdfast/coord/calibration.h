@@ -18,6 +18,15 @@ class Calibration {
   std::uint64_t settle_as_calibration();
   std::uint64_t settle_as_charged();
 
+  // All of it, for the run's memory.
+  struct State {
+    std::uint64_t pending = 0;
+    std::uint64_t total = 0;
+    std::deque<std::uint64_t> attempts;
+  };
+  State state() const { return {pending_, total_, attempts_}; }
+  void restore(State state);
+
   std::uint64_t pending() const { return pending_; }
   std::uint64_t total() const { return total_; }  // settled as calibration
 
