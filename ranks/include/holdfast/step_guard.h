@@ -37,6 +37,7 @@ namespace holdfast {
 struct GuardOptions {
   std::string policy;                  // textproto or JSON; the same on every rank; empty for the defaults
   std::string run_dir;                 // where rank 0 keeps the record of the run; empty for none
+  bool resume = false;                 // go on with the run that run_dir holds; begin one where there is none
   int expected_ranks = 0;              // when not 0, any other number of ranks is refused (exit code 83)
   std::map<std::string, int> axes;     // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
   bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
@@ -65,7 +66,10 @@ class StepGuard {
  public:
   // Collective. `collective` covers every rank that must agree (with tensor or pipeline parallelism: all of
   // them) and must outlive the guard. Fails on every rank alike, with the reason of the lowest rank that has
-  // one: USAGE for a bad policy or run folder. Starts the watchdog, which counts from here on: begin() soon.
+  // one: USAGE for a bad policy or run folder,
+  // RESTART_NOT_ACKNOWLEDGED for a run that was aborted. With `resume` epoch(), attempt(), updates(), skips()
+  // and the loss scale are those of the run, the same on every rank: load your checkpoint, or begin anew with
+  // the weights, and go on at attempt(). Starts the watchdog, which counts from here on: begin() soon.
   static Status create(Collective& collective, const GuardOptions& options, std::unique_ptr<StepGuard>* out);
   ~StepGuard();
   StepGuard(const StepGuard&) = delete;
