@@ -38,6 +38,7 @@ class Trainer {
         bucket_(workload_.gradients(), options.dtype(), communicator),
         progress_(options.steps, rank() == 0 ? options.progress : Progress::Mode::kOff) {
     if (guard_ == nullptr) return;
+    take_position();
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
@@ -70,6 +71,14 @@ class Trainer {
 
  private:
   int rank() const { return collective_.rank(); }
+
+  // Where the run is: at 0, or where the one that is resumed was. The data go on there, and so does the
+  // schedule; weights, optimizer and moving average would come from a checkpoint here.
+  void take_position() {
+    attempt_ = guard_->attempt();
+    skips_ = guard_->skips();
+    replica_.set_updates(guard_->updates());
+  }
 
   // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between:
   // the count of targets, the all-reduces of gradient and loss, decide(), and after APPLY the broadcast of
@@ -414,6 +423,13 @@ void print_start(const Options& options, int world_size, const StepGuard* guard)
     return;
   }
   fmt::print("{}run folder: {}\npolicy:\n{}", guard->topology_map(), options.run_dir, guard->policy_text());
+  if (guard->epoch() > 1) {
+    fmt::print("resumed: epoch {}, attempt {}, {} updates, {} skips so far\n", guard->epoch(),
+               guard->attempt(), guard->updates(), guard->skips());
+    fmt::print("no checkpoint: weights start anew\n");
+  } else if (options.resume) {
+    fmt::print("nothing to resume in {}: a new run\n", options.run_dir);
+  }
 }
 
 Ending refuse(const Status& status, int rank) {
@@ -426,6 +442,7 @@ Status make_guard(const Options& options, const Preparation& prepared, Collectiv
   GuardOptions guard_options;
   guard_options.policy = prepared.policy;
   guard_options.run_dir = options.run_dir;
+  guard_options.resume = options.resume;
   guard_options.expected_ranks = options.expected_ranks;
   guard_options.loss_scaling = options.scales_loss();
   guard_options.asked_to_end = asked_to_end;
