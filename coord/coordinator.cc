@@ -363,6 +363,7 @@ Decision Coordinator::handle(const Incident& incident) {
     default: record("aborted", std::move(fields)); break;
   }
   record_rate_changes();
+  if (skipped && dropped_) drop_samples(incident, is_calibration(*policy_, incident));
   write_memory();
   return decision;
 }

@@ -1,6 +1,7 @@
 // What rank 0 remembers of a run: taken up at a restart, written as it goes.
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 
 #include "holdfast/coord/coordinator.h"
 #include "holdfast/coord/history.h"
@@ -101,6 +102,42 @@ void Coordinator::save_parts() {
     device->set_incidents(incidents);
   }
   to.set_single_origin_incidents(suspects_.single_origin());
+  if (dropped_) dropped_->save(&to);
+}
+
+void Coordinator::keep_ledger(SampleSource source) {
+  if (!keeps_record_) return;
+  dropped_.emplace(std::move(source), static_cast<int>(topology_.placements().size()));
+  dropped_->restore(*memory_);
+  if (resumed_) static_cast<void>(drop_half_line(folder_.ledger_path()));  // append() says what is wrong
+  static_cast<void>(ledger_.open(folder_.ledger_path()));
+}
+
+// The batch of every rank is dropped with a skip, whoever saw the value.
+void Coordinator::drop_samples(const Incident& incident, bool calibration) {
+  using Json = nlohmann::ordered_json;
+  Json where = {{"epoch", incident.epoch}, {"attempt", incident.attempt}, {"update", incident.update}};
+  try {
+    Json line =
+        dropped_->count(incident.epoch, incident.attempt, calibration ? -1 : skip_record(incident).rank);
+    if (!look_for_takeover()) static_cast<void>(ledger_.append("dropped", line));
+  } catch (const std::exception& error) {  // the trainer's own code; evidence never decides
+    where["reason"] = error.what();
+    record("samples_unknown", std::move(where));
+    return;
+  }
+  while (const std::optional<DroppedDataSkew> skew = dropped_->next_skew()) {
+    Json fields = where;
+    fields["of"] = skew->of;
+    fields["statistic"] = "chi_square";
+    fields["value"] = skew->fit.statistic;
+    fields["degrees_of_freedom"] = skew->fit.degrees;
+    fields["p"] = skew->fit.p;
+    fields["most_over"] = {{"index", skew->fit.most_over},
+                           {"dropped", skew->most_over_observed},
+                           {"expected", skew->fit.most_over_expected}};
+    record("dropped_data_skewed", std::move(fields));
+  }
 }
 
 void Coordinator::keep_loss_scale(double scale, std::uint64_t clean_updates,

@@ -392,6 +392,9 @@ void StepGuard::observe_written(std::string_view tensor, const TensorView& view)
 }
 
 void StepGuard::annotate(std::string_view name, std::int64_t value) { impl_->log_.annotate(name, value); }
+void StepGuard::keep_ledger(SampleSource source) {
+  if (impl_->coordinator_) impl_->coordinator_->keep_ledger(std::move(source));
+}
 bool StepGuard::watch(std::string_view name, double value) { return impl_->watch(name, value); }
 void StepGuard::watch_headroom(std::string_view tensor, DType dtype, double abs_max) {
   impl_->watch_headroom(tensor, dtype, abs_max);

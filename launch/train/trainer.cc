@@ -39,6 +39,7 @@ class Trainer {
         progress_(options.steps, rank() == 0 ? options.progress : Progress::Mode::kOff) {
     if (guard_ == nullptr) return;
     take_position();
+    if (rank() == 0) keep_ledger();
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
@@ -78,6 +79,27 @@ class Trainer {
     attempt_ = guard_->attempt();
     skips_ = guard_->skips();
     replica_.set_updates(guard_->updates());
+  }
+
+  // On rank 0: which samples the ranks used, should their attempt be skipped.
+  void keep_ledger() {
+    SampleSource source;
+    source.class_counts.resize(static_cast<std::size_t>(workload_.classes()));
+    for (std::int64_t id = 0; !source.class_counts.empty() && id < workload_.training_samples(); ++id) {
+      ++source.class_counts[static_cast<std::size_t>(workload_.label(id))];
+    }
+    source.samples_of = [this](int of_rank, std::uint64_t attempt) {
+      std::vector<Sample> samples;
+      std::vector<std::int64_t> ids;
+      Sampler sampler(options_.seed, workload_.training_samples(), sum_overflow_due() ? 0 : of_rank,
+                      collective_.size(), options_.batch, options_.accumulate);
+      for (int m = 0; m < options_.accumulate; ++m) {
+        sampler.batch(attempt, m, &ids);
+        for (const std::int64_t id : ids) samples.push_back({id, workload_.label(id)});
+      }
+      return samples;
+    };
+    guard_->keep_ledger(std::move(source));
   }
 
   // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between:

@@ -1,12 +1,13 @@
 """What a run remembers when it is started again: budgets, alerts, where it was, and that nobody answered for its end."""
 
+import gzip
 import os
 import signal
 import subprocess
 import time
 import unittest
 
-from jobs import BIN, PATIENCE, JobTest, processes
+from jobs import BIN, PATIENCE, JobTest, processes, strict_json
 
 
 def holdfast(*arguments):
@@ -77,6 +78,17 @@ class Restart(JobTest):
         self.assertEqual(5, aborted["attempt"])
         self.assertIn("rate rule 'tight' allows 1 skips in 6 attempts", aborted["reason"])
         self.assertIn("'tight'", job.err)
+
+    def test_the_samples_of_a_skipped_attempt_are_on_the_ledger(self):
+        job = self.train("--accumulate", 2, "--inject", "nan@backward,rank=1,attempt=3", ranks=2, batch=3, steps=5)
+        (line,) = [strict_json(line) for line in (job.run_dir / "dropped.jsonl").read_text().splitlines()]
+        self.assertEqual((1, 3, 1), (line["epoch"], line["attempt"], line["origin"]))
+        self.assertEqual([0, 1], [rank["rank"] for rank in line["ranks"]])
+        samples = [sample for rank in line["ranks"] for sample in rank["samples"]]
+        self.assertEqual(12, len(set(samples)), "ranks share no sample within a pass")
+        labels = gzip.decompress((self.data / "train-labels-idx1-ubyte.gz").read_bytes())[8:]
+        self.assertEqual([labels[sample] for sample in samples],
+                         [label for rank in line["ranks"] for label in rank["classes"]])
 
     def test_a_damaged_state_is_refused_and_left_alone(self):
         run_dir = self.train(ranks=1, steps=2).run_dir

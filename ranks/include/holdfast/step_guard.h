@@ -28,6 +28,7 @@
 
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/decision.h"
+#include "holdfast/coord/sample_source.h"
 #include "holdfast/loss_scaler.h"
 #include "holdfast/scan.h"
 #include "holdfast/tensor_view.h"
@@ -142,6 +143,11 @@ class StepGuard {
 
   // Keeps a number with this rank's report of this attempt, should it turn out bad.
   void annotate(std::string_view name, std::int64_t value);
+
+  // Where to learn which samples an attempt used: those of skipped attempts are put into
+  // RUN_DIR/dropped.jsonl, and a warning into the record when classes or data shards are dropped out of
+  // proportion. Local; only rank 0's is used, see SampleSource. Once, before the first attempt.
+  void keep_ledger(SampleSource source);
 
   // Early warning. `value` must be the same on every rank, such as the norm of the reduced gradient: says
   // whether it is far above what it has been, see Policy.Spike. With action SKIP the attempt is then not

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,7 @@
 #include "holdfast/coord/budget.h"
 #include "holdfast/coord/calibration.h"
 #include "holdfast/coord/decision.h"
+#include "holdfast/coord/dropped_data.h"
 #include "holdfast/coord/event_log.h"
 #include "holdfast/coord/incident.h"
 #include "holdfast/coord/rate_rules.h"
@@ -52,6 +54,10 @@ class Coordinator {
   // Each clean attempt. Writes only when an alert or a streak ends, and every state_interval_attempts.
   void update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
 
+  // From now on the samples of skipped attempts are put into the ledger. After run_started(), which says how
+  // many ranks there are.
+  void keep_ledger(SampleSource source);
+
   // Early warnings and changes, for the record only.
   void scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
                      double to);
@@ -74,6 +80,7 @@ class Coordinator {
   bool record_rate_changes();
   void end_epoch(Decision* decision, const Incident* incident);
   // In coordinator_memory.cc.
+  void drop_samples(const Incident& incident, bool calibration);
   Status take_up(const std::string& run_dir);
   void restore_parts();
   void save_parts();
@@ -95,6 +102,8 @@ class Coordinator {
   Topology topology_;
   RunFolder folder_;
   EventLog events_;
+  EventLog ledger_;
+  std::optional<DroppedData> dropped_;
   bool keeps_record_ = false;
   bool resumed_ = false;
   bool taken_over_ = false;

@@ -29,6 +29,7 @@ class RunFolder {
   const std::string& holder() const { return holder_; }
 
   const std::string& path() const { return path_; }
+  std::string ledger_path() const { return path_ + "/dropped.jsonl"; }
   std::string events_path() const { return path_ + "/events.jsonl"; }
 
  private:
