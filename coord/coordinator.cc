@@ -156,7 +156,7 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
   memory_->set_first_attempt(memory_->attempt());
   // Before the first event: from here on whoever held the folder before is told by the epoch that it does no
   // more.
-  write_memory();
+  write_memory(true);
   Json fields = place(epoch, memory_->attempt(), memory_->update());
   if (resumed_ && memory_->endings_size() > 0) {
     const Ending& last = memory_->endings(memory_->endings_size() - 1);
@@ -171,7 +171,7 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
   charge_pending(epoch, attempts, updates);  // no update came to show that it was calibration
-  record_rate_changes();
+  record_rate_changes(epoch, attempts, updates);
   Json fields = place(epoch, attempts, updates);
   fields["skips"] = budget_.total();
   fields["calibration_skips"] = calibration_.total();
@@ -234,7 +234,7 @@ void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std
     rules_.settle_pending(false);
     changed = true;
   }
-  changed |= record_rate_changes();
+  changed |= record_rate_changes(epoch, attempt, update);
   if (++clean_attempts_ >= policy_->state_interval_attempts() || changed) write_memory();
 }
 
@@ -264,11 +264,11 @@ void Coordinator::watch_calibration_rate(const Incident& incident) {
 }
 
 // Whether there were any.
-bool Coordinator::record_rate_changes() {
+bool Coordinator::record_rate_changes(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   bool any = false;
   while (const std::optional<RateChange> change = rules_.next_change()) {
     any = true;
-    Json fields = place(memory_->epoch(), memory_->attempt(), memory_->update());
+    Json fields = place(epoch, attempt, update);
     fields["rule"] = change->rule;
     fields["skips"] = change->skips;
     fields["attempts"] = change->attempts;
@@ -362,7 +362,7 @@ Decision Coordinator::handle(const Incident& incident) {
     case Action::kStop: record("stopped", std::move(fields)); break;
     default: record("aborted", std::move(fields)); break;
   }
-  record_rate_changes();
+  record_rate_changes(incident.epoch, incident.attempt, incident.update);
   if (skipped && dropped_) drop_samples(incident, is_calibration(*policy_, incident));
   write_memory();
   return decision;

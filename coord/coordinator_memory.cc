@@ -154,24 +154,21 @@ void Coordinator::keep_loss_scale(double scale, std::uint64_t clean_updates,
 // it.
 bool Coordinator::look_for_takeover() {
   if (taken_over_ || !keeps_record_) return taken_over_;
-  RunState on_disk;
-  if (!read_state(folder_.path(), &on_disk).ok()) return false;
-  taken_over_ = on_disk.epoch() > memory_->epoch() ||
-                (on_disk.epoch() == memory_->epoch() && on_disk.holder() != memory_->holder());
+  const std::string by = taken_over_by(folder_.path(), *memory_);
+  taken_over_ = !by.empty();
   if (taken_over_) {
-    std::fprintf(stderr,
-                 "holdfast: the run folder %s now belongs to %s, epoch %llu: this run leaves it alone\n",
-                 folder_.path().c_str(), printable(on_disk.holder()).c_str(),
-                 static_cast<unsigned long long>(on_disk.epoch()));
+    std::fprintf(stderr, "holdfast: the run folder %s now belongs to %s: this run leaves it alone\n",
+                 folder_.path().c_str(), by.c_str());
   }
   return taken_over_;
 }
 
-void Coordinator::write_memory() {
+void Coordinator::write_memory(bool first) {
   clean_attempts_ = 0;
-  if (!keeps_record_ || look_for_takeover()) return;
+  if (!keeps_record_ || taken_over_) return;
   save_parts();
-  if (Status s = write_state(folder_.path(), *memory_); !s.ok()) report_unwritten(s);
+  const Status status = first ? claim_state(folder_.path(), *memory_) : write_state(folder_.path(), *memory_);
+  if (!status.ok() && !look_for_takeover()) report_unwritten(status);
 }
 
 // Evidence never decides: training goes on, and a restart would find an older memory.

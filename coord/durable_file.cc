@@ -45,12 +45,18 @@ bool write_all(int fd, std::string_view bytes) {
   return true;
 }
 
-Status replace_file(const std::string& path, std::string_view bytes) {
-  const std::string fresh = path + ".new";
+Status replace_file(const std::string& path, const std::string& fresh, std::string_view bytes,
+                    const std::function<Status()>& last_look) {
   const auto parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
-  const bool replaced =
-      write_new(fresh, bytes) && std::rename(fresh.c_str(), path.c_str()) == 0 && sync_folder(folder);
+  bool replaced = write_new(fresh, bytes);
+  if (replaced) {
+    if (Status s = last_look(); !s.ok()) {
+      unlink(fresh.c_str());
+      return s;
+    }
+    replaced = std::rename(fresh.c_str(), path.c_str()) == 0 && sync_folder(folder);
+  }
   if (replaced) return Status();
   const std::string why = std::strerror(errno);
   unlink(fresh.c_str());

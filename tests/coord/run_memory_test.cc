@@ -1,6 +1,8 @@
 // A run is stopped, killed and resumed at random: its budgets, windows and position are those of a run that
 // was not.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <random>
@@ -137,7 +139,7 @@ void run_at_random(std::uint64_t seed) {
   const double bad_rate = std::uniform_real_distribution<double>(0.05, 0.5)(random);
   ASSERT_TRUE(run.start().ok());
   std::uint64_t epoch = 1;
-  for (int step = 0; step < 120; ++step) {
+  for (int step = 0; step < 80; ++step) {
     if (random() % 10 == 0) {
       const bool orderly = random() % 2 == 0;
       orderly ? run.finish() : run.kill();
@@ -180,7 +182,7 @@ void run_at_random(std::uint64_t seed) {
 }
 
 TEST(RunMemory, BudgetsAndWindowsAreThoseOfARunThatWasNotInterrupted) {
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
     SCOPED_TRACE(seed);
     run_at_random(seed);
     if (HasFatalFailure()) return;
@@ -289,6 +291,25 @@ TEST(RunMemory, HalfALineThatACrashLeftDoesNotSpoilTheRecord) {
   EXPECT_EQ(read_events(temp / "run").size(), 2u);
 }
 
+// Evidence never decides.
+TEST(RunMemory, AMemoryThatCannotBeWrittenIsAnEventAndALineAndNothingElse) {
+  const TempDir temp;
+  Restartable run(temp / "run", "");
+  ASSERT_TRUE(run.start().ok());
+  ASSERT_EQ(unlink((temp / "run/state").c_str()), 0);
+  ASSERT_EQ(mkdir((temp / "run/state").c_str(), 0700), 0);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run.bad().action, Action::kSkip);
+  EXPECT_EQ(run.bad().action, Action::kSkip);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(temp / "run/state"), std::string::npos) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  const auto events = events_named(temp / "run", "state_not_written");
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_NE(events[0]["reason"].get<std::string>().find("/state"), std::string::npos);
+  EXPECT_EQ(events_named(temp / "run", "attempt_skipped").size(), 2u);
+}
+
 // An operator takes the folder away from a run that is cut off, by removing its lock.
 TEST(RunMemory, ARunThatWasCutOffLeavesTheFolderToTheOneThatTookItOver) {
   const TempDir temp;
@@ -322,6 +343,7 @@ TEST(RunMemory, OfTwoRunsOfTheSameEpochTheOneThatWroteLastHasTheFolder) {
   Restartable first(temp / "run", kManySkips);
   ASSERT_TRUE(first.start().ok());
   RunState state = first.saved();
+  ASSERT_EQ(unlink((temp / "run/state").c_str()), 0);
   state.set_holder("host=elsewhere pid=1 run=0000000000000001");
   ASSERT_TRUE(write_state(temp / "run", state).ok());
   testing::internal::CaptureStderr();

@@ -11,6 +11,10 @@
 namespace holdfast {
 namespace {
 
+std::ptrdiff_t files_in(const std::string& path) {
+  return std::distance(std::filesystem::directory_iterator(path), {});
+}
+
 RunState sample_state() {
   RunState state;
   state.set_epoch(3);
@@ -26,6 +30,7 @@ std::string refused(const std::string& run_dir) {
   EXPECT_EQ(status.code(), StatusCode::kUsage);
   EXPECT_EQ(state.SerializeAsString(), RunState().SerializeAsString()) << "a part of a refused state";
   EXPECT_NE(status.message().find(run_dir + "/state"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("another folder"), std::string::npos) << status.message();
   return status.message();
 }
 
@@ -39,14 +44,46 @@ TEST(State, ReadsBackAsItWasWritten) {
 
 TEST(State, IsForItsOwnerOnlyAndLeavesNoOtherFile) {
   const TempDir temp;
-  write_file(temp / "state.new", "left by a writer that was killed");
   const mode_t before = umask(0);
   ASSERT_TRUE(write_state(temp.path(), sample_state()).ok());
   umask(before);
   struct stat info = {};
   ASSERT_EQ(stat((temp / "state").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
-  EXPECT_FALSE(std::filesystem::exists(temp / "state.new"));
+  EXPECT_EQ(files_in(temp.path()), 1);
+}
+
+RunState state_of(std::uint64_t epoch, const std::string& holder) {
+  RunState state = sample_state();
+  state.set_epoch(epoch);
+  state.set_holder(holder);
+  return state;
+}
+
+TEST(State, OfARunThatWasTakenOverIsNotWritten) {
+  const TempDir temp;
+  ASSERT_TRUE(write_state(temp.path(), state_of(1, "old")).ok());
+  EXPECT_EQ(taken_over_by(temp.path(), state_of(1, "old")), "");
+  ASSERT_TRUE(write_state(temp.path(), state_of(2, "n\x1b")).ok());
+  EXPECT_EQ(taken_over_by(temp.path(), state_of(1, "old")), "n\\x1b, epoch 2");
+  EXPECT_EQ(taken_over_by(temp.path(), state_of(2, "other")), "n\\x1b, epoch 2");
+  EXPECT_EQ(taken_over_by(temp.path(), state_of(3, "other")), "");
+  const std::string before = read_file(temp / "state");
+  EXPECT_EQ(write_state(temp.path(), state_of(1, "old")).code(), StatusCode::kRanksDisagree);
+  EXPECT_EQ(claim_state(temp.path(), state_of(2, "other")).code(), StatusCode::kRanksDisagree);
+  EXPECT_EQ(read_file(temp / "state"), before);
+  EXPECT_EQ(files_in(temp.path()), 1);
+}
+
+// The file with which a writer would replace the state is all that one needs that was stopped after its last
+// look.
+TEST(State, AClaimTakesTheFilesOfStoppedWritersAway) {
+  const TempDir temp;
+  ASSERT_TRUE(write_state(temp.path(), state_of(1, "old")).ok());
+  write_file(temp / "state.new.0123456789abcdef", "ready to be renamed");
+  write_file(temp / "events.jsonl", "");
+  ASSERT_TRUE(claim_state(temp.path(), state_of(2, "new")).ok());
+  EXPECT_EQ(files_in(temp.path()), 2);
 }
 
 TEST(State, CutOffAnywhereItIsRefused) {
@@ -55,7 +92,7 @@ TEST(State, CutOffAnywhereItIsRefused) {
   const std::string whole = read_file(temp / "state");
   for (std::size_t size = 0; size < whole.size(); ++size) {
     write_file(temp / "state", whole.substr(0, size));
-    EXPECT_NE(refused(temp.path()).find("another folder"), std::string::npos) << size;
+    EXPECT_NE(refused(temp.path()).find("damaged"), std::string::npos) << size;
   }
 }
 
@@ -126,7 +163,7 @@ TEST(State, OnAFullDiskTheOldOneStays) {
     EXPECT_NE(status.message().find(temp / "state"), std::string::npos) << status.message();
   }
   EXPECT_EQ(read_file(temp / "state"), before);
-  EXPECT_FALSE(std::filesystem::exists(temp / "state.new"));
+  EXPECT_EQ(files_in(temp.path()), 1);
 }
 
 }  // namespace

@@ -77,14 +77,14 @@ class Coordinator {
   Decision decide_and_count(const Incident& incident);
   void charge_pending(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
   void watch_calibration_rate(const Incident& incident);
-  bool record_rate_changes();
+  bool record_rate_changes(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
   void end_epoch(Decision* decision, const Incident* incident);
   // In coordinator_memory.cc.
   void drop_samples(const Incident& incident, bool calibration);
   Status take_up(const std::string& run_dir);
   void restore_parts();
   void save_parts();
-  void write_memory();
+  void write_memory(bool first = false);
   void report_unwritten(const Status& status);
   void record(const std::string& name, nlohmann::ordered_json fields);
   std::vector<std::string> origin_devices(const Incident& incident) const;
