@@ -4,6 +4,7 @@
 
 #include "coord/events.h"
 #include "coord/sample_incident.h"
+#include "count_allocations.h"
 #include "holdfast/coord/coordinator.h"
 #include "holdfast/coord/policy.h"
 #include "holdfast/coord/policy.pb.h"
@@ -190,16 +191,31 @@ TEST(CoordinatorRates, AnAlertIsOnRecordWithWhoMayOrderWhat) {
   const auto raised = events_named(rank0.run_dir, "alert_raised");
   ASSERT_EQ(raised.size(), 1u);
   EXPECT_EQ(raised[0]["rule"], "r");
+  EXPECT_EQ(raised[0]["attempt"], 1);
   EXPECT_EQ(raised[0]["skips"], 2);
   EXPECT_EQ(raised[0]["attempts"], 2);
   EXPECT_EQ(raised[0]["fraction"], 1.0);
   EXPECT_EQ(raised[0]["in_window"]["tensor"]["value"], "conv1.weight");
   EXPECT_EQ(raised[0]["in_window"]["rank"]["skips"], 2);
   EXPECT_EQ(raised[0]["authorities"], (Json{{"quarantine", "hardware"}, {"resume", "lead"}}));
-  EXPECT_EQ(events_named(rank0.run_dir, "alert_cleared").size(), 1u);
+  const auto cleared = events_named(rank0.run_dir, "alert_cleared");
+  ASSERT_EQ(cleared.size(), 1u);
+  EXPECT_EQ(cleared[0]["attempt"], 5);  // when both have left the window
   const Json skip = events_named(rank0.run_dir, "attempt_skipped").at(0);
   EXPECT_EQ(skip["stage_owner"], "kernels");
   EXPECT_EQ(skip["authorities"]["resume"], "lead");
+}
+
+// Each clean attempt of every run pays for this.
+TEST(CoordinatorRates, ACleanAttemptAllocatesNothing) {
+  Rank0 rank0(
+      "rate_rules { name: 'short' window_attempts: 8 max_skips: 5 least_attempts: 1 }"
+      "rate_rules { name: 'long' window_attempts: 10000 max_skips: 5 least_attempts: 1 }");
+  for (int i = 0; i < 5; ++i) rank0.bad();
+  rank0.clean();  // ends the row of skips, which is written
+  const long before = g_allocations;
+  for (int i = 0; i < 100; ++i) rank0.clean();  // skips leave the short window meanwhile
+  EXPECT_EQ(g_allocations - before, 0);
 }
 
 TEST(CoordinatorRates, AnAbortNamesTheRuleAndIsNotCounted) {
