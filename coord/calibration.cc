@@ -19,6 +19,13 @@ std::uint64_t Calibration::settle_as_charged() {
   return std::exchange(overflows_, 0) + std::exchange(defects_, 0);
 }
 
+void Calibration::restore(State state) {
+  overflows_ = state.overflows;
+  defects_ = state.defects;
+  total_ = state.total;
+  attempts_ = std::move(state.attempts);
+}
+
 std::uint64_t Calibration::in_window(std::uint64_t attempt, std::uint64_t window) {
   while (!attempts_.empty() && attempt - attempts_.front() >= window) attempts_.pop_front();
   return attempts_.size();

@@ -2,7 +2,9 @@
 
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/decide.h"
+#include "holdfast/coord/history.h"
 #include "holdfast/coord/policy.h"
+#include "holdfast/coord/state.pb.h"
 
 namespace holdfast {
 namespace {
@@ -40,10 +42,50 @@ Json loss_json(const Incident& incident, const std::vector<Origin>& origins) {
   return chosen == nullptr ? Json(nullptr) : json_number(chosen->loss);
 }
 
+const std::string& stage_owner(const Policy& policy, Stage stage) {
+  const Policy::StageOwners& owners = policy.stage_owners();
+  switch (stage) {
+    case Stage::kInput: return owners.input();
+    case Stage::kForward: return owners.forward();
+    case Stage::kLoss: return owners.loss();
+    case Stage::kBackward: return owners.backward();
+    case Stage::kReduction: return owners.reduction();
+    case Stage::kOptimizer: return owners.optimizer();
+  }
+  return policy.owner();
+}
+
+// Who may order what, as far as the policy says.
+void put_authorities(const Policy& policy, Json* json) {
+  const Policy::Authorities& who = policy.authorities();
+  Json named = Json::object();
+  if (!who.rollback().empty()) named["rollback"] = who.rollback();
+  if (!who.quarantine().empty()) named["quarantine"] = who.quarantine();
+  if (!who.resume().empty()) named["resume"] = who.resume();
+  if (!who.data_remediation().empty()) named["data_remediation"] = who.data_remediation();
+  if (!named.empty()) (*json)["authorities"] = std::move(named);
+}
+
+Json most_json(const MostFrequent& most) { return {{"value", most.value}, {"skips", most.skips}}; }
+
+Json profile_json(const SkipProfile& profile) {
+  return {{"skips", profile.skips},
+          {"stage", most_json(profile.stage)},
+          {"rank", most_json(profile.rank)},
+          {"host", most_json(profile.host)},
+          {"tensor", most_json(profile.tensor)}};
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const Policy& policy)
-    : policy_(std::make_unique<const Policy>(policy)), suspects_(policy.suspect_after_incidents()) {}
+    : policy_(std::make_unique<const Policy>(policy)),
+      memory_(std::make_unique<RunState>()),
+      rules_(policy),
+      suspects_(policy.suspect_after_incidents()) {
+  memory_->set_epoch(1);
+  memory_->set_running(true);
+}
 Coordinator::~Coordinator() = default;
 
 Status Coordinator::create(const Policy& policy, const std::string& run_dir,
@@ -52,6 +94,7 @@ Status Coordinator::create(const Policy& policy, const std::string& run_dir,
   if (!run_dir.empty()) {
     if (Status s = made->folder_.create(run_dir); !s.ok()) return s;
     if (Status s = made->events_.open(made->folder_.events_path()); !s.ok()) return s;
+    made->memory_->set_holder(made->folder_.holder());
     made->keeps_record_ = true;
   }
   *out = std::move(made);
@@ -62,7 +105,7 @@ void Coordinator::record(const std::string& name, Json fields) {
   if (!policy_->owner().empty()) fields["owner"] = policy_->owner();
   if (!policy_->ticket().empty()) fields["ticket"] = policy_->ticket();
   // A failure is reported and counted by the log; evidence never decides.
-  if (keeps_record_) static_cast<void>(events_.append(name, fields));
+  if (keeps_record_ && !look_for_takeover()) static_cast<void>(events_.append(name, fields));
 }
 
 // Where the rank runs, and whether its device has been the origin too often.
@@ -89,6 +132,8 @@ Json Coordinator::incident_json(const Incident& incident) const {
   Json json = place(incident.epoch, incident.attempt, incident.update);
   const auto stage = incident.stage();
   json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
+  if (stage && !stage_owner(*policy_, *stage).empty()) json["stage_owner"] = stage_owner(*policy_, *stage);
+  put_authorities(*policy_, &json);
   put_counts(json, incident.counts());
   json["loss"] = loss_json(incident, origins);
   if (incident.loss_scale) json["loss_scale"] = incident.loss_scale->scale;
@@ -108,7 +153,16 @@ Json Coordinator::incident_json(const Incident& incident) const {
 
 void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
   topology_ = std::move(topology);
-  Json fields = place(epoch, 0, 0);
+  memory_->set_first_attempt(memory_->attempt());
+  // Before the first event: from here on whoever held the folder before is told by the epoch that it does no
+  // more.
+  write_memory(true);
+  Json fields = place(epoch, memory_->attempt(), memory_->update());
+  if (resumed_ && memory_->endings_size() > 0) {
+    const Ending& last = memory_->endings(memory_->endings_size() - 1);
+    fields["resumed_from"] = {{"epoch", last.epoch()},
+                              {"exit_code", last.has_exit_code() ? Json(last.exit_code()) : Json(nullptr)}};
+  }
   fields["ranks"] = topology_.placements().size();
   fields["topology"] = topology_.map();
   fields["policy"] = policy_text(*policy_);
@@ -116,12 +170,26 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 }
 
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
-  charge(calibration_.settle_as_charged(), epoch, attempts,
-         updates);  // no update came to show that it was calibration
+  charge_streak(epoch, attempts, updates);  // no update came to show that it was calibration
+  record_rate_changes(epoch, attempts, updates);
   Json fields = place(epoch, attempts, updates);
   fields["skips"] = budget_.total();
   fields["calibration_skips"] = calibration_.total();
   record("run_finished", std::move(fields));
+  memory_->set_attempt(attempts);
+  memory_->set_update(updates);
+  add_ending(*policy_, StatusCode::kOk, "", nullptr, memory_.get());
+  write_memory();
+}
+
+// Also says so when the run fails in the same way again and again.
+void Coordinator::end_epoch(Decision* decision, const Incident* incident) {
+  const std::uint64_t identical =
+      add_ending(*policy_, decision->code, decision->reason, incident, memory_.get());
+  if (identical >= policy_->max_identical_failures()) {
+    decision->reason +=
+        "; the same failure " + std::to_string(identical) + " times in a row: do not requeue this job";
+  }
 }
 
 std::vector<std::string> Coordinator::origin_devices(const Incident& incident) const {
@@ -143,22 +211,47 @@ void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::ui
   fields["code"] = status_code_name(decision.code);
   fields["agreed"] = false;
   record("aborted", std::move(fields));
+  if (!memory_->running()) return;  // what ended it is on record already
+  memory_->set_attempt(attempt);
+  memory_->set_update(update);
+  Decision ending = decision;
+  end_epoch(&ending, nullptr);
+  write_memory();
 }
 
 void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
-  if (calibration_.pending() > 0) {
-    const Calibration::Settled settled = calibration_.settle_by_update();
-    if (settled.calibration > 0) {
-      Json fields = place(epoch, attempt, update);
-      fields["skips"] = settled.calibration;
-      fields["total"] = calibration_.total();
-      record("calibrated", std::move(fields));
-    }
-    charge(settled.charged, epoch, attempt, update);
-  }
+  rules_.count_attempt();
+  memory_->set_attempt(attempt + 1);
+  memory_->set_update(update + 1);
+  // A killed run must not come back in the middle of a row of skips that has ended.
+  bool changed = budget_.consecutive() != 0 || calibration_.pending() != 0;
+  settle_by_update(epoch, attempt, update);
   budget_.count_update();
   // Only an overflow can raise the alert; time alone clears it.
-  if (calibration_alert_) watch_calibration_rate(epoch, attempt, update);
+  if (calibration_alert_) {
+    watch_calibration_rate(epoch, attempt, update);
+    changed |= !calibration_alert_;
+  }
+  changed |= record_rate_changes(epoch, attempt, update);
+  if (++clean_attempts_ >= policy_->state_interval_attempts() || changed) write_memory();
+}
+
+void Coordinator::settle_by_update(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  if (calibration_.pending() == 0) return;
+  const Calibration::Settled settled = calibration_.settle_by_update();
+  rules_.settle_pending(false);
+  if (settled.calibration > 0) {
+    Json fields = place(epoch, attempt, update);
+    fields["skips"] = settled.calibration;
+    fields["total"] = calibration_.total();
+    record("calibrated", std::move(fields));
+  }
+  charge(settled.charged, epoch, attempt, update);
+}
+
+void Coordinator::charge_streak(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  rules_.settle_pending(true);
+  charge(calibration_.settle_as_charged(), epoch, attempt, update);
 }
 
 void Coordinator::charge(std::uint64_t skips, std::uint64_t epoch, std::uint64_t attempt,
@@ -178,11 +271,32 @@ void Coordinator::watch_calibration_rate(std::uint64_t epoch, std::uint64_t atte
   if (above == calibration_alert_) return;
   calibration_alert_ = above;
   Json fields = place(epoch, attempt, update);
-  fields["rule"] = "calibration_rate";
+  fields["rule"] = kCalibrationRule;
   fields["skips"] = skips;
   fields["window_attempts"] = rule.window_attempts();
   fields["limit"] = rule.max_calibration_skips();
   record(above ? "alert_raised" : "alert_cleared", std::move(fields));
+}
+
+// Whether there were any.
+bool Coordinator::record_rate_changes(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
+  bool any = false;
+  while (const std::optional<RateChange> change = rules_.next_change()) {
+    any = true;
+    Json fields = place(epoch, attempt, update);
+    fields["rule"] = change->rule;
+    fields["skips"] = change->skips;
+    fields["attempts"] = change->attempts;
+    fields["fraction"] = change->fraction();
+    fields["window_attempts"] = change->window_attempts;
+    fields["limit"] = change->max_skips;
+    fields["in_window"] = profile_json(change->in_window);
+    fields["before"] = profile_json(change->before);
+    fields["changed"] = change->changed();
+    put_authorities(*policy_, &fields);
+    record(change->raised ? "alert_raised" : "alert_cleared", std::move(fields));
+  }
+  return any;
 }
 
 void Coordinator::scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
@@ -212,28 +326,48 @@ void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint
 }
 
 Decision Coordinator::decide_and_count(const Incident& incident) {
-  const auto charge_streak = [&] {
-    charge(calibration_.settle_as_charged(), incident.epoch, incident.attempt, incident.update);
-  };
+  rules_.count_attempt();
   const bool pending = is_pending(incident);
-  if (!pending) charge_streak();
-  const Decision decision = decide(*policy_, budget_, incident, calibration_.pending_defects());
+  if (!pending) charge_streak(incident.epoch, incident.attempt, incident.update);
+  Decision decision = decide(*policy_, budget_, incident, calibration_.pending_defects());
+  const bool calibration = is_calibration(*policy_, incident);
+  if (decision.action == Action::kSkip && !calibration) {
+    if (const std::string broken = rules_.broken_by_a_skip(); !broken.empty()) {
+      decision = {Action::kAbort, StatusCode::kBudgetExhausted, broken + ": " + incident.describe()};
+    }
+  }
   if (decision.action != Action::kSkip) {
-    charge_streak();
-  } else if (!pending) {
-    budget_.count_skip();
-  } else if (is_calibration(*policy_, incident)) {
+    charge_streak(incident.epoch, incident.attempt, incident.update);
+  } else if (calibration) {
     calibration_.count_overflow(incident.attempt);
+    rules_.count_pending(skip_record(incident));
   } else {
-    calibration_.count_defect();
+    // A pending defect will be charged whatever ends the streak, so the rates need not wait for it.
+    if (pending) {
+      calibration_.count_defect();
+    } else {
+      budget_.count_skip();
+    }
+    rules_.count_skip(skip_record(incident));
   }
   watch_calibration_rate(incident.epoch, incident.attempt, incident.update);
   return decision;
 }
 
 Decision Coordinator::handle(const Incident& incident) {
-  const Decision decision = decide_and_count(incident);
+  if (look_for_takeover()) {
+    return {Action::kAbort, StatusCode::kRanksDisagree,
+            "another run has taken over " + folder_.path() + "; this one was cut off and leaves it alone"};
+  }
+  Decision decision = decide_and_count(incident);
   if (!is_calibration(*policy_, incident)) suspects_.count(origin_devices(incident));
+  memory_->set_incidents(memory_->incidents() + 1);
+  // An attempt that ends the run was neither applied nor skipped: a restart makes it again.
+  const bool skipped = decision.action == Action::kSkip;
+  memory_->set_attempt(incident.attempt + (skipped ? 1 : 0));
+  memory_->set_update(incident.update);
+  if (skipped) memory_->set_skips(memory_->skips() + 1);
+  if (decision.ends_run()) end_epoch(&decision, &incident);
 
   Json fields = incident_json(incident);
   fields["consecutive"] = budget_.consecutive();
@@ -249,6 +383,9 @@ Decision Coordinator::handle(const Incident& incident) {
     case Action::kStop: record("stopped", std::move(fields)); break;
     default: record("aborted", std::move(fields)); break;
   }
+  record_rate_changes(incident.epoch, incident.attempt, incident.update);
+  if (skipped && dropped_) drop_samples(incident, is_calibration(*policy_, incident));
+  write_memory();
   return decision;
 }
 

@@ -10,21 +10,9 @@
 #include <cstring>
 #include <ctime>
 
+#include "durable_file.h"
+
 namespace holdfast {
-namespace {
-
-bool write_all(int fd, const std::string& text) {
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    done += static_cast<std::size_t>(n);
-  }
-  return fdatasync(fd) == 0;
-}
-
-}  // namespace
 
 nlohmann::ordered_json json_number(double value) {
   if (std::isnan(value)) return "nan";
@@ -46,6 +34,19 @@ std::string utc_time() {
   return text;
 }
 
+Status drop_half_line(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return errno == ENOENT ? Status() : Status::internal(path + ": " + std::strerror(errno));
+  const off_t size = lseek(fd, 0, SEEK_END);
+  off_t end = size;
+  char byte = '\n';
+  while (end > 0 && pread(fd, &byte, 1, end - 1) == 1 && byte != '\n') --end;
+  const bool whole = size >= 0 && (end == 0 || byte == '\n') && (end == size || ftruncate(fd, end) == 0);
+  const std::string why = std::strerror(errno);
+  close(fd);
+  return whole ? Status() : Status::internal("cannot mend " + path + ": " + why);
+}
+
 EventLog::~EventLog() {
   if (fd_ >= 0) close(fd_);
 }
@@ -63,7 +64,7 @@ Status EventLog::append(const std::string& name, const nlohmann::ordered_json& f
   const std::string line = event.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 
   const off_t before = lseek(fd_, 0, SEEK_END);
-  if (before >= 0 && write_all(fd_, line)) return Status();
+  if (before >= 0 && write_all(fd_, line) && fdatasync(fd_) == 0) return Status();
   const std::string why = std::strerror(errno);
   // Half a line would spoil the next one.
   if (before >= 0 && ftruncate(fd_, before) != 0) lseek(fd_, 0, SEEK_END);

@@ -13,10 +13,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <string_view>
 #include <vector>
 
 #include "holdfast/coord/policy.pb.h"
+#include "holdfast/coord/rate_rules.h"
 
 namespace holdfast {
 namespace {
@@ -44,8 +46,12 @@ bool has_unknown(const google::protobuf::Message& message) {
   std::vector<const google::protobuf::FieldDescriptor*> fields;
   reflection->ListFields(message, &fields);
   return std::ranges::any_of(fields, [&](const auto* field) {
-    return field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE && !field->is_repeated() &&
-           has_unknown(reflection->GetMessage(message, field));
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) return false;
+    if (!field->is_repeated()) return has_unknown(reflection->GetMessage(message, field));
+    for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
+      if (has_unknown(reflection->GetRepeatedMessage(message, field, i))) return true;
+    }
+    return false;
   });
 }
 
@@ -77,7 +83,13 @@ void make_defaults_explicit(google::protobuf::Message* policy) {
   const auto* descriptor = policy->GetDescriptor();
   for (int i = 0; i < descriptor->field_count(); ++i) {
     const Field* field = descriptor->field(i);
-    if (field->is_repeated()) continue;
+    if (field->is_repeated()) {
+      // Only messages are repeated.
+      for (int j = 0; j < reflection->FieldSize(*policy, field); ++j) {
+        make_defaults_explicit(reflection->MutableRepeatedMessage(policy, field, j));
+      }
+      continue;
+    }
     if (field->cpp_type() == Field::CPPTYPE_MESSAGE) {
       make_defaults_explicit(reflection->MutableMessage(policy, field));
       continue;
@@ -91,6 +103,27 @@ void make_defaults_explicit(google::protobuf::Message* policy) {
       case Field::CPPTYPE_STRING: reflection->SetString(policy, field, field->default_value_string()); break;
       default: GOOGLE_LOG(FATAL) << "policy field of a type without a default: " << field->full_name();
     }
+  }
+}
+
+void add_rule(Policy* policy, const char* name, std::uint64_t window, std::uint64_t max_skips,
+              std::uint64_t least) {
+  Policy::RateRule* rule = policy->add_rate_rules();
+  rule->set_name(name);
+  rule->set_window_attempts(window);
+  rule->set_max_skips(max_skips);
+  rule->set_least_attempts(least);
+}
+
+// What a field's declaration cannot say: see Policy.rate_rules.
+void set_rate_rule_defaults(Policy* policy) {
+  if (policy->rate_rules().empty()) {
+    add_rule(policy, "burst", 200, 3, 50);
+    add_rule(policy, "creep", 10'000, 10, 1'000);
+  }
+  for (Policy::RateRule& rule : *policy->mutable_rate_rules()) {
+    if (rule.has_least_attempts() || rule.window_attempts() >= rule.least_attempts()) continue;
+    rule.set_least_attempts(rule.window_attempts());
   }
 }
 
@@ -136,10 +169,56 @@ Status check_ranges(const Policy& policy) {
       {spike.deviations() > 0 && std::isfinite(spike.deviations()), "spike.deviations", spike.deviations(),
        "more than 0"},
       {headroom > 0 && headroom <= 1, "headroom_warning", headroom, "more than 0, at most 1"},
+      {policy.state_interval_attempts() > 0, "state_interval_attempts", 0, "at least 1"},
+      {policy.max_identical_failures() >= 2, "max_identical_failures",
+       number(policy.max_identical_failures()), "at least 2"},
   };
   for (const Rule& rule : rules) {
     if (rule.met) continue;
     return Status::usage(fmt::format("policy: {} is {}; it must be {}", rule.field, rule.value, rule.range));
+  }
+  return Status();
+}
+
+bool is_rule_name(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && std::ranges::all_of(name, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  });
+}
+
+// Why the rule cannot be taken; "" when it can.
+std::string fault_of(const Policy::RateRule& rule) {
+  if (!is_rule_name(rule.name())) return "its name must be 1 to 64 letters, digits, '_', '-' or '.'";
+  if (rule.name() == kCalibrationRule) return "that name belongs to the rule of loss_scale";
+  if (!rule.has_window_attempts() || !rule.has_max_skips())
+    return "window_attempts and max_skips must be given";
+  if (rule.window_attempts() < 1 || rule.window_attempts() > 100'000) {
+    return fmt::format("window_attempts is {}; it must be 1 to 100000", rule.window_attempts());
+  }
+  if (rule.max_skips() > kMostSkipsOfRule) {
+    return fmt::format("max_skips is {}; it must be at most {}", rule.max_skips(), kMostSkipsOfRule);
+  }
+  if (rule.least_attempts() < 1 || rule.least_attempts() > rule.window_attempts()) {
+    return fmt::format("least_attempts is {}; it must be 1 to window_attempts", rule.least_attempts());
+  }
+  if (rule.action() == Policy::RateRule::ROLL_BACK) {
+    return "action ROLL_BACK needs checkpoints, which this version does not write; choose WARN or ABORT";
+  }
+  return "";
+}
+
+Status check_rate_rules(const Policy& policy) {
+  constexpr int kMostRules = 16;  // each is looked at in each attempt
+  if (policy.rate_rules_size() > kMostRules) {
+    return Status::usage(
+        fmt::format("policy: {} rate_rules; at most {}", policy.rate_rules_size(), kMostRules));
+  }
+  std::set<std::string> names;
+  for (const Policy::RateRule& rule : policy.rate_rules()) {
+    std::string fault = fault_of(rule);
+    if (fault.empty() && !names.insert(rule.name()).second) fault = "there is another of this name";
+    if (!fault.empty()) return Status::usage("policy: rate_rules '" + rule.name() + "': " + fault);
   }
   return Status();
 }
@@ -149,6 +228,9 @@ Status check_ranges(const Policy& policy) {
 Status parse_policy(const std::string& text, Policy* policy) {
   policy->Clear();
   if (Status s = is_json(text) ? parse_json(text, policy) : parse_textproto(text, policy); !s.ok()) return s;
+  set_rate_rule_defaults(policy);
+  // Before what was left out is filled in: some fields of a rule have no default.
+  if (Status s = check_rate_rules(*policy); !s.ok()) return s;
   make_defaults_explicit(policy);
   return check_ranges(*policy);
 }

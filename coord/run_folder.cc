@@ -1,6 +1,7 @@
 #include "holdfast/coord/run_folder.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,6 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <random>
+
+#include "holdfast/coord/state.h"
 
 namespace holdfast {
 namespace {
@@ -41,10 +45,16 @@ std::string read_line(int fd) {
   return line.substr(0, line.find('\n'));
 }
 
-Status write_holder(int fd) {
+std::string this_holder() {
   char host[256] = "?";
   gethostname(host, sizeof(host) - 1);
-  const std::string line = "host=" + std::string(host) + " pid=" + std::to_string(getpid()) + "\n";
+  std::random_device random;
+  const std::uint64_t number = (std::uint64_t{random()} << 32) | random();
+  return fmt::format("host={} pid={} run={:016x}", host, getpid(), number);
+}
+
+Status write_holder(int fd, const std::string& holder) {
+  const std::string line = holder + "\n";
   if (ftruncate(fd, 0) == 0 && pwrite(fd, line.data(), line.size(), 0) == static_cast<ssize_t>(line.size())) {
     return Status();
   }
@@ -57,22 +67,39 @@ RunFolder::~RunFolder() {
   if (lock_fd_ >= 0) close(lock_fd_);
 }
 
-Status RunFolder::create(const std::string& path) {
-  if (Status s = make_private_folder(path); !s.ok()) return s;
+Status RunFolder::lock(const std::string& path) {
   path_ = path;
   const std::string lock_path = path + "/lock";
-  lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  lock_fd_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (lock_fd_ < 0) return Status::usage("cannot open " + lock_path + ": " + std::strerror(errno));
-  if (flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
-    return Status::usage("the run folder " + path + " is in use by another run (" + read_line(lock_fd_) +
-                         "); choose another with --run-dir");
-  }
-  // An empty one is left by a start that was refused.
+  if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return Status();
+  return Status::usage("the run folder " + path + " is in use by another run (" + read_line(lock_fd_) +
+                       "); choose another with --run-dir");
+}
+
+bool RunFolder::holds_record(const std::string& path) {
   std::error_code none;
-  if (const auto size = std::filesystem::file_size(events_path(), none); !none && size > 0) {
-    return Status::usage("the run folder " + path + " holds the record of an earlier run; choose another");
+  // An empty log is left by a start that was refused.
+  const auto size = std::filesystem::file_size(path + "/events.jsonl", none);
+  return (!none && size > 0) || std::filesystem::exists(state_path(path), none);
+}
+
+Status RunFolder::create(const std::string& path) {
+  if (Status s = make_private_folder(path); !s.ok()) return s;
+  if (Status s = lock(path); !s.ok()) return s;
+  if (holds_record(path)) {
+    return Status::usage("the run folder " + path +
+                         " holds the record of an earlier run; choose another, or go on with it by --resume");
   }
-  return write_holder(lock_fd_);
+  holder_ = this_holder();
+  return write_holder(lock_fd_, holder_);
+}
+
+Status RunFolder::open(const std::string& path) {
+  if (!holds_record(path)) return Status::usage("there is no run in " + path);
+  if (Status s = lock(path); !s.ok()) return s;
+  holder_ = this_holder();
+  return write_holder(lock_fd_, holder_);
 }
 
 }  // namespace holdfast

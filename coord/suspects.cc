@@ -1,6 +1,7 @@
 #include "holdfast/coord/suspects.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace holdfast {
 
@@ -11,6 +12,11 @@ void Suspects::count(const std::vector<std::string>& devices) {
   }
   ++incidents_[devices.front()];
   ++single_origin_;
+}
+
+void Suspects::restore(std::map<std::string, std::uint64_t> incidents, std::uint64_t single_origin) {
+  incidents_ = std::move(incidents);
+  single_origin_ = single_origin;
 }
 
 bool Suspects::is_suspect(const std::string& device) const {

@@ -14,6 +14,7 @@
 #include "buffer_snapshot.h"
 #include "layout_agreement.h"
 #include "holdfast/coord/policy.pb.h"
+#include "holdfast/coord/state.pb.h"
 #include "holdfast/collectives/hardware.h"
 #include "holdfast/collectives/verdict.h"
 #include "holdfast/collectives/watchdog.h"
@@ -24,8 +25,6 @@
 
 namespace holdfast {
 namespace {
-
-constexpr std::uint64_t kFirstEpoch = 1;
 
 // When a learning rate blows up every rank is bad, and a few of each node say all there is to say. What rank
 // 0 receives on the bad path grows with the bad ranks, up to this many reports a node.
@@ -96,6 +95,31 @@ class StepGuard::Impl {
                                      policy.growth_interval(), policy.hysteresis()});
   }
 
+  // Collective: where rank 0 says that the run is.
+  Status take_position() {
+    RunState position;
+    if (coordinator_) {
+      const RunState& memory = coordinator_->memory();
+      position.set_epoch(memory.epoch());
+      position.set_attempt(memory.attempt());
+      position.set_update(memory.update());
+      position.set_skips(memory.skips());
+      if (memory.has_loss_scale()) *position.mutable_loss_scale() = memory.loss_scale();
+    }
+    Bytes bytes = position.SerializeAsString();
+    if (Status s = collective_.broadcast(&bytes); !s.ok()) return s;
+    if (!position.ParseFromString(bytes)) return Status::internal("malformed position from rank 0");
+    epoch_ = position.epoch();
+    attempt_ = position.attempt();
+    updates_ = position.update();
+    skips_ = position.skips();
+    if (scaler_ && position.has_loss_scale()) {
+      const auto& saved = position.loss_scale();
+      return scaler_->restore({saved.scale(), saved.clean_updates(), saved.overflows_to_halve()});
+    }
+    return Status();
+  }
+
   void progress(Phase phase) {
     if (watchdog_) watchdog_->board().enter(epoch_, attempt_, phase);
   }
@@ -125,6 +149,7 @@ class StepGuard::Impl {
 
   // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
   Decision decide() {
+    if (coordinator_ && coordinator_->taken_over()) log_.request_stop();
     for (const ProtectedBuffer& buffer : scanned_buffers_) {
       log_.add(Stage::kForward, buffer.name, scan(buffer.view), 0);
     }
@@ -172,6 +197,7 @@ class StepGuard::Impl {
   Decision close() {
     log_.clear();
     closing_ = true;
+    if (coordinator_) coordinator_->look_for_takeover();
     const Decision decision = decide();
     if (decision.apply() && coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
     return decision;
@@ -189,7 +215,7 @@ class StepGuard::Impl {
   const bool spikes_skip_;
   const double headroom_part_;
 
-  std::uint64_t epoch_ = kFirstEpoch;
+  std::uint64_t epoch_ = 0;
   std::uint64_t attempt_ = 0;
   std::uint64_t updates_ = 0;
   std::uint64_t skips_ = 0;
@@ -218,8 +244,21 @@ class StepGuard::Impl {
     }
   }
 
+  // For rank 0's memory, which is written before finish().
+  void keep_scaler(bool applied, bool overflowed) {
+    if (!scaler_) return;
+    LossScaler after = *scaler_;
+    if (applied) after.on_clean_update();
+    if (overflowed) after.on_overflow();
+    const LossScaler::State& state = after.state();
+    coordinator_->keep_loss_scale(state.scale, state.clean_updates, state.overflows_to_halve);
+  }
+
   Decision apply() {
-    if (coordinator_ && !closing_) coordinator_->update_applied(epoch_, attempt_, updates_);
+    if (coordinator_ && !closing_) {
+      keep_scaler(true, false);
+      coordinator_->update_applied(epoch_, attempt_, updates_);
+    }
     return {Action::kApply, StatusCode::kOk, {}};
   }
 
@@ -235,7 +274,10 @@ class StepGuard::Impl {
     const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
     if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return failed(s);
     Bytes message;
-    if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
+    if (coordinator_) {
+      keep_scaler(false, verdict.gradient_overflow());
+      message = encode_decision(coordinator_->handle(incident(verdict, reports)));
+    }
     if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
     Decision decision;
     // Fails closed: an attempt that is not clean is never applied, not even by order.
@@ -279,11 +321,13 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options,
                                               std::to_string(collective.size()) + " take part"};
   }
   if (status.ok() && collective.rank() == 0) {
-    status = Coordinator::create(policy, options.run_dir, &coordinator);
+    status = options.resume ? Coordinator::resume(policy, options.run_dir, &coordinator)
+                            : Coordinator::create(policy, options.run_dir, &coordinator);
   }
   if (Status s = agree_on_status(collective, status); !s.ok()) return s;
   auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
   if (options.loss_scaling) impl->scale_loss(policy.loss_scale());
+  if (Status s = impl->take_position(); !s.ok()) return s;
   if (options.watchdog) {
     if (Status s = start_watchdog(collective, policy, options, &impl->watchdog_); !s.ok()) return s;
   }
@@ -292,7 +336,7 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options,
   placement.axes = options.axes;
   if (Status s = gather_topology(collective, std::move(placement), &topology); !s.ok()) return s;
   impl->topology_map_ = topology.map();
-  if (impl->coordinator_) impl->coordinator_->run_started(kFirstEpoch, std::move(topology));
+  if (impl->coordinator_) impl->coordinator_->run_started(impl->epoch_, std::move(topology));
   out->reset(new StepGuard(std::move(impl)));
   return Status();
 }
@@ -375,6 +419,9 @@ void StepGuard::observe_written(std::string_view tensor, const TensorView& view)
 }
 
 void StepGuard::annotate(std::string_view name, std::int64_t value) { impl_->log_.annotate(name, value); }
+void StepGuard::keep_ledger(SampleSource source) {
+  if (impl_->coordinator_) impl_->coordinator_->keep_ledger(std::move(source));
+}
 bool StepGuard::watch(std::string_view name, double value) { return impl_->watch(name, value); }
 void StepGuard::watch_headroom(std::string_view tensor, DType dtype, double abs_max) {
   impl_->watch_headroom(tensor, dtype, abs_max);

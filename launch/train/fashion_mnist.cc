@@ -73,6 +73,10 @@ class FashionMnist final : public Workload {
   std::span<const BucketSlice> layout() const override { return flat_.layout(); }
   std::span<const MutableBuffer> buffers() const override { return buffers_; }
   std::int64_t training_samples() const override { return train_.count; }
+  int classes() const override { return kClasses; }
+  std::int64_t label(std::int64_t sample_id) const override {
+    return train_.labels[static_cast<std::size_t>(sample_id)];
+  }
   std::int64_t test_samples() const override { return test_.count; }
   std::int64_t input_elements(std::int64_t batch) const override { return batch * train_.rows * train_.cols; }
   std::int64_t output_elements(std::int64_t batch) const override { return batch * kClasses; }

@@ -28,6 +28,7 @@ Exit codes, the same on every rank and from mpirun whenever the guard decides th
   0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent, on_first: ABORT
   82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
   85 state spoilt and no checkpoint to restore   86 stopped by the operator
+  87 restart refused: the run was aborted, or fails again and again, and nobody ran `holdfast ack` on it
 A rank killed by a signal makes mpirun return 128 + the signal's number. SIGUSR1 to mpirun, or SIGUSR1 or SIGTERM
 to any one rank, stops all ranks together at the end of the running attempt, without its update (86); SIGTERM
 while a rank is missing makes the others leave at once (84). SIGTERM to mpirun itself reaches the ranks too, but
@@ -66,6 +67,8 @@ bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts)
 }
 
 Status check(const Options& options) {
+  if (options.resume && options.run_dir.empty()) return Status::usage("--resume needs --run-dir");
+  if (options.resume && !options.guard) return Status::usage("--resume needs the guard, which keeps the run");
   for (const std::string& text : options.uneven_data) {
     int rank = 0;
     std::uint64_t attempts = 0;
@@ -168,6 +171,11 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--policy", options->policy_file, "Policy, textproto or JSON (fields: coord/policy.proto)");
   app.add_option("--run-dir", options->run_dir, "Folder for the record of this run (default: runs/TIME-PID)");
 
+  app.add_flag(
+      "--resume", options->resume,
+      "Go on with the run in --run-dir, at its next attempt: budgets, rates, loss scale and alerts are "
+      "kept; weights start anew, since there are no checkpoints. Without a run there, begin one");
+
   app.add_option("--expect-ranks", options->expected_ranks, "Refuse any other number of ranks (exit code 83)")
       ->check(not_negative);
   app.add_option("--data-ends", options->uneven_data,
@@ -206,8 +214,9 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   options->progress = modes.at(progress);
   if (options->data.empty()) options->data = {gpt ? kLicences : kFashionMnist};
   options->guard = guard == "on";
+  if (Status s = check(*options); !s.ok()) return s;
   if (options->run_dir.empty()) options->run_dir = default_run_dir();
-  return check(*options);
+  return Status();
 }
 
 }  // namespace holdfast::train

@@ -31,6 +31,7 @@ struct Options {
   std::vector<std::string> uneven_data;  // unparsed RANK=ATTEMPTS
   std::string policy_file;
   std::string run_dir;
+  bool resume = false;
   bool guard = true;
   std::vector<std::string> faults;             // unparsed --inject
   std::vector<std::string> natural_faults;     // unparsed --fault

@@ -31,6 +31,8 @@ class Replica {
   const Optimizer& optimizer() const { return *optimizer_; }
   std::uint64_t updates() const { return updates_; }
   void count_update() { ++updates_; }
+  // A run that is resumed goes on counting.
+  void set_updates(std::uint64_t updates) { updates_ = updates; }
 
   // "parameters=<hex> optimizer=<hex> ema=<hex> buffers=<hex> rng=<hex>": equal digests mean equal bits.
   std::string digests() const;

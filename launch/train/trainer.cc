@@ -38,6 +38,8 @@ class Trainer {
         bucket_(workload_.gradients(), options.dtype(), communicator),
         progress_(options.steps, rank() == 0 ? options.progress : Progress::Mode::kOff) {
     if (guard_ == nullptr) return;
+    take_position();
+    if (rank() == 0) keep_ledger();
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
@@ -70,6 +72,35 @@ class Trainer {
 
  private:
   int rank() const { return collective_.rank(); }
+
+  // Where the run is: at 0, or where the one that is resumed was. The data go on there, and so does the
+  // schedule; weights, optimizer and moving average would come from a checkpoint here.
+  void take_position() {
+    attempt_ = guard_->attempt();
+    skips_ = guard_->skips();
+    replica_.set_updates(guard_->updates());
+  }
+
+  // On rank 0: which samples the ranks used, should their attempt be skipped.
+  void keep_ledger() {
+    SampleSource source;
+    source.class_counts.resize(static_cast<std::size_t>(workload_.classes()));
+    for (std::int64_t id = 0; !source.class_counts.empty() && id < workload_.training_samples(); ++id) {
+      ++source.class_counts[static_cast<std::size_t>(workload_.label(id))];
+    }
+    source.samples_of = [this](int of_rank, std::uint64_t attempt) {
+      std::vector<Sample> samples;
+      std::vector<std::int64_t> ids;
+      Sampler sampler(options_.seed, workload_.training_samples(), sum_overflow_due() ? 0 : of_rank,
+                      collective_.size(), options_.batch, options_.accumulate);
+      for (int m = 0; m < options_.accumulate; ++m) {
+        sampler.batch(attempt, m, &ids);
+        for (const std::int64_t id : ids) samples.push_back({id, workload_.label(id)});
+      }
+      return samples;
+    };
+    guard_->keep_ledger(std::move(source));
+  }
 
   // One step, top to bottom. Every rank makes the same sequence of collectives, whatever happens in between:
   // the count of targets, the all-reduces of gradient and loss, decide(), and after APPLY the broadcast of
@@ -422,6 +453,13 @@ void print_start(const Options& options, int world_size, const StepGuard* guard)
     return;
   }
   fmt::print("{}run folder: {}\npolicy:\n{}", guard->topology_map(), options.run_dir, guard->policy_text());
+  if (guard->epoch() > 1) {
+    fmt::print("resumed: epoch {}, attempt {}, {} updates, {} skips so far\n", guard->epoch(),
+               guard->attempt(), guard->updates(), guard->skips());
+    fmt::print("no checkpoint: weights start anew\n");
+  } else if (options.resume) {
+    fmt::print("nothing to resume in {}: a new run\n", options.run_dir);
+  }
 }
 
 Ending refuse(const Status& status, int rank) {
@@ -434,6 +472,7 @@ Status make_guard(const Options& options, const Preparation& prepared, Collectiv
   GuardOptions guard_options;
   guard_options.policy = prepared.policy;
   guard_options.run_dir = options.run_dir;
+  guard_options.resume = options.resume;
   guard_options.expected_ranks = options.expected_ranks;
   guard_options.loss_scaling = options.scales_loss();
   guard_options.asked_to_end = asked_to_end;

@@ -43,6 +43,10 @@ class Workload {
 
   virtual std::int64_t training_samples() const = 0;
 
+  // Classes of the samples; 0 and -1 for data without.
+  virtual int classes() const { return 0; }
+  virtual std::int64_t label(std::int64_t /*sample_id*/) const { return -1; }
+
   // Targets (images, tokens) in these samples: what a mean loss divides by. With variable_targets() false it
   // is the same for every batch of the same size.
   virtual std::int64_t targets(std::span<const std::int64_t> sample_ids) const = 0;

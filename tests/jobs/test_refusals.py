@@ -158,7 +158,7 @@ class Settings(RefusalTest):
         job = self.start(1, self.trainer("--help", run_dir=self.new_run_dir())).wait()
         self.assertEqual(0, job.code, job)
         for option in ("workload", "data", "steps", "batch", "accumulate", "optimizer", "eps", "seed", "policy",
-                       "run-dir", "guard", "inject", "omit-update", "print-digests"):
+                       "run-dir", "resume", "guard", "inject", "omit-update", "print-digests"):
             self.assertRegex(job.out, rf"--{option}\b.*\w")
 
 

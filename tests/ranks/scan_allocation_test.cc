@@ -1,30 +1,8 @@
 // The scan needs no scratch that grows with the tensor: it allocates nothing at all.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "count_allocations.h"
 #include "ranks/scan_reference.h"
-
-namespace {
-std::atomic<long> g_allocations{0};
-
-void* counted(std::size_t size) {
-  ++g_allocations;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-}  // namespace
-
-// Where GCC inlines only one of a pair it takes malloc and delete, or new and free, for a mismatch.
-#define KEPT_APART [[gnu::noinline]]
-KEPT_APART void* operator new(std::size_t size) { return counted(size); }
-KEPT_APART void* operator new[](std::size_t size) { return counted(size); }
-KEPT_APART void operator delete(void* memory) noexcept { std::free(memory); }
-KEPT_APART void operator delete[](void* memory) noexcept { std::free(memory); }
-KEPT_APART void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-KEPT_APART void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace holdfast {
 namespace {

@@ -28,6 +28,7 @@
 
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/decision.h"
+#include "holdfast/coord/sample_source.h"
 #include "holdfast/loss_scaler.h"
 #include "holdfast/scan.h"
 #include "holdfast/tensor_view.h"
@@ -37,6 +38,7 @@ namespace holdfast {
 struct GuardOptions {
   std::string policy;                  // textproto or JSON; the same on every rank; empty for the defaults
   std::string run_dir;                 // where rank 0 keeps the record of the run; empty for none
+  bool resume = false;                 // go on with the run that run_dir holds; begin one where there is none
   int expected_ranks = 0;              // when not 0, any other number of ranks is refused (exit code 83)
   std::map<std::string, int> axes;     // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
   bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
@@ -65,7 +67,10 @@ class StepGuard {
  public:
   // Collective. `collective` covers every rank that must agree (with tensor or pipeline parallelism: all of
   // them) and must outlive the guard. Fails on every rank alike, with the reason of the lowest rank that has
-  // one: USAGE for a bad policy or run folder. Starts the watchdog, which counts from here on: begin() soon.
+  // one: USAGE for a bad policy or run folder,
+  // RESTART_NOT_ACKNOWLEDGED for a run that was aborted. With `resume` epoch(), attempt(), updates(), skips()
+  // and the loss scale are those of the run, the same on every rank: load your checkpoint, or begin anew with
+  // the weights, and go on at attempt(). Starts the watchdog, which counts from here on: begin() soon.
   static Status create(Collective& collective, const GuardOptions& options, std::unique_ptr<StepGuard>* out);
   ~StepGuard();
   StepGuard(const StepGuard&) = delete;
@@ -147,6 +152,11 @@ class StepGuard {
 
   // Keeps a number with this rank's report of this attempt, should it turn out bad.
   void annotate(std::string_view name, std::int64_t value);
+
+  // Where to learn which samples an attempt used: those of skipped attempts are put into
+  // RUN_DIR/dropped.jsonl, and a warning into the record when classes or data shards are dropped out of
+  // proportion. Local; only rank 0's is used, see SampleSource. Once, before the first attempt.
+  void keep_ledger(SampleSource source);
 
   // Early warning. `value` must be the same on every rank, such as the norm of the reduced gradient: says
   // whether it is far above what it has been, see Policy.Spike. With action SKIP the attempt is then not

@@ -13,6 +13,12 @@ class SkipBudget {
   void charge(std::uint64_t skips);
   void count_update() { consecutive_ = 0; }
 
+  // As they were when a run that is resumed ended.
+  void restore(std::uint64_t total, std::uint64_t consecutive) {
+    total_ = total;
+    consecutive_ = consecutive;
+  }
+
   // Whether one more skip would be within the policy.
   bool allows_another(const Policy& policy) const;
 

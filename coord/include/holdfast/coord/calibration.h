@@ -23,6 +23,17 @@ class Calibration {
 
   std::uint64_t pending() const { return overflows_ + defects_; }
   std::uint64_t pending_defects() const { return defects_; }
+
+  // All of it, for the run's memory.
+  struct State {
+    std::uint64_t overflows = 0;
+    std::uint64_t defects = 0;
+    std::uint64_t total = 0;
+    std::deque<std::uint64_t> attempts;
+  };
+  State state() const { return {overflows_, defects_, total_, attempts_}; }
+  void restore(State state);
+
   std::uint64_t total() const { return total_; }  // settled as calibration
 
   // Overflow skips, pending ones included, in the last `window` attempts up to `attempt`; charged ones are

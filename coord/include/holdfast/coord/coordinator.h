@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,27 +11,52 @@
 #include "holdfast/coord/budget.h"
 #include "holdfast/coord/calibration.h"
 #include "holdfast/coord/decision.h"
+#include "holdfast/coord/dropped_data.h"
 #include "holdfast/coord/event_log.h"
 #include "holdfast/coord/incident.h"
+#include "holdfast/coord/rate_rules.h"
 #include "holdfast/coord/run_folder.h"
 #include "holdfast/coord/suspects.h"
 
 namespace holdfast {
 
 class Policy;
+class RunState;
 
-// Lives on rank 0 only, for one run. Not thread-safe: the training thread calls it.
+// Lives on rank 0 only, for one epoch of a run. Not thread-safe: the training thread calls it.
 class Coordinator {
  public:
-  // `run_dir` "" keeps no record. USAGE when the run folder cannot be had.
+  // For a new run. `run_dir` "" keeps no record. USAGE when the run folder cannot be had.
   static Status create(const Policy& policy, const std::string& run_dir, std::unique_ptr<Coordinator>* out);
+
+  // Goes on with the run that RUN_DIR holds: as create(), but with everything it remembers, and at the next
+  // epoch. Where there is no run yet it begins one, so that a job can be requeued as it was submitted. USAGE
+  // when a live run holds the folder or its memory cannot be read; RESTART_NOT_ACKNOWLEDGED when the run was
+  // aborted, or fails again and again, and nobody has acknowledged it.
+  static Status resume(const Policy& policy, const std::string& run_dir, std::unique_ptr<Coordinator>* out);
   ~Coordinator();
+
+  // Where the run is: epoch, attempt, update, skips; loss scale, when one was kept.
+  const RunState& memory() const { return *memory_; }
+
+  // Whether another run has the folder: then nothing more is written, and handle() aborts with
+  // RANKS_DISAGREE. The first is as of the last write, the second reads the folder.
+  bool taken_over() const { return taken_over_; }
+  bool look_for_takeover();
+
+  // What the loss scaler will be after the running attempt, for the run's memory; before its update_applied()
+  // or handle(). See LossScaler::State.
+  void keep_loss_scale(double scale, std::uint64_t clean_updates, std::uint64_t overflows_to_halve);
 
   void run_started(std::uint64_t epoch, Topology topology);
   void run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates);
 
-  // Each clean attempt.
+  // Each clean attempt. Writes only when an alert or a streak ends, and every state_interval_attempts.
   void update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+
+  // From now on the samples of skipped attempts are put into the ledger. After run_started(), which says how
+  // many ranks there are.
+  void keep_ledger(SampleSource source);
 
   // Early warnings and changes, for the record only.
   void scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
@@ -50,21 +76,41 @@ class Coordinator {
   explicit Coordinator(const Policy& policy);
   Decision decide_and_count(const Incident& incident);
   void charge(std::uint64_t skips, std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+  void charge_streak(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+  void settle_by_update(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
   void watch_calibration_rate(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+  bool record_rate_changes(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
+  void end_epoch(Decision* decision, const Incident* incident);
+  // In coordinator_memory.cc.
+  void drop_samples(const Incident& incident, bool calibration);
+  Status take_up(const std::string& run_dir);
+  void restore_parts();
+  void save_parts();
+  void write_memory(bool first = false);
+  void report_unwritten(const Status& status);
   void record(const std::string& name, nlohmann::ordered_json fields);
   std::vector<std::string> origin_devices(const Incident& incident) const;
   nlohmann::ordered_json origin_json(const Origin& origin) const;
   nlohmann::ordered_json incident_json(const Incident& incident) const;
 
   const std::unique_ptr<const Policy> policy_;
+  std::unique_ptr<RunState>
+      memory_;  // what has no member of its own; the others' part is as of the last write
   SkipBudget budget_;
+  RateRules rules_;
   Calibration calibration_;
   bool calibration_alert_ = false;  // raised and not cleared yet
   Suspects suspects_;
   Topology topology_;
   RunFolder folder_;
   EventLog events_;
+  EventLog ledger_;
+  std::optional<DroppedData> dropped_;
   bool keeps_record_ = false;
+  bool resumed_ = false;
+  bool taken_over_ = false;
+  bool write_failed_ = false;         // said on stderr
+  std::uint64_t clean_attempts_ = 0;  // since the memory was written
 };
 
 }  // namespace holdfast

@@ -16,6 +16,10 @@ nlohmann::ordered_json json_number(double value);
 // Seconds since 1970 as UTC, "2026-01-31T23:59:59.123Z"; now without argument.
 std::string utc_time();
 
+// Takes away what a crash may have left of a line at the end, which would spoil the next one. No rank was
+// told of what such a line was to say. For who holds the run folder.
+Status drop_half_line(const std::string& path);
+
 // Appends events to a file. Each line is written whole or not at all, and is on disk when append() returns.
 // Not thread-safe.
 class EventLog {

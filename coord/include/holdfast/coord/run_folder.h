@@ -19,11 +19,24 @@ class RunFolder {
   // that run's host and process; when it holds the record of an earlier run; or when it cannot be made.
   Status create(const std::string& path);
 
+  // Locks the folder of an earlier run, as it is. USAGE when there is none or a live run holds it.
+  Status open(const std::string& path);
+
+  // Whether a run has left a record in `path`: its events or its memory.
+  static bool holds_record(const std::string& path);
+
+  // This holder, among all there ever were: host, process and a random number. "" before the lock is had.
+  const std::string& holder() const { return holder_; }
+
   const std::string& path() const { return path_; }
+  std::string ledger_path() const { return path_ + "/dropped.jsonl"; }
   std::string events_path() const { return path_ + "/events.jsonl"; }
 
  private:
+  Status lock(const std::string& path);
+
   std::string path_;
+  std::string holder_;
   int lock_fd_ = -1;
 };
 

@@ -23,6 +23,11 @@ class Suspects {
 
   bool is_suspect(const std::string& device) const;
 
+  // For the run's memory: a device is not cleared by a restart.
+  const std::map<std::string, std::uint64_t>& incidents() const { return incidents_; }
+  std::uint64_t single_origin() const { return single_origin_; }
+  void restore(std::map<std::string, std::uint64_t> incidents, std::uint64_t single_origin);
+
  private:
   const std::uint64_t threshold_;
   std::map<std::string, std::uint64_t> incidents_;  // by device
