@@ -5,66 +5,12 @@
 #include "holdfast/coord/history.h"
 #include "holdfast/coord/policy.h"
 #include "holdfast/coord/state.pb.h"
+#include "incident_json.h"
 
 namespace holdfast {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// An event never lists more origins than this: with all of thousands of ranks bad, the first ones say it.
-constexpr std::size_t kMaxOriginsInEvent = 64;
-
-Json place(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
-  return {{"epoch", epoch}, {"attempt", attempt}, {"update", update}};
-}
-
-void put_counts(Json& json, const BadCounts& counts) {
-  json["nan"] = counts.nan;
-  json["pos_inf"] = counts.pos_inf;
-  json["neg_inf"] = counts.neg_inf;
-}
-
-Json placement_json(const RankPlacement& place) {
-  Json json = {{"pid", place.pid},   {"local_rank", place.local_rank}, {"cpus", place.cpus},
-               {"numa", place.numa}, {"gpu_uuid", place.gpu_uuid},     {"gpu_pci", place.gpu_pci}};
-  json["axes"] = Json::object();
-  for (const auto& [axis, index] : place.axes) json["axes"][axis] = index;
-  return json;
-}
-
-// The loss of the first origin, or of the first rank that reported one: as it is, never patched.
-Json loss_json(const Incident& incident, const std::vector<Origin>& origins) {
-  const int wanted = origins.empty() ? -1 : origins.front().rank;
-  const RankView* chosen = nullptr;
-  for (const RankView& view : incident.views) {
-    if (view.has_loss && (chosen == nullptr || view.rank == wanted)) chosen = &view;
-  }
-  return chosen == nullptr ? Json(nullptr) : json_number(chosen->loss);
-}
-
-const std::string& stage_owner(const Policy& policy, Stage stage) {
-  const Policy::StageOwners& owners = policy.stage_owners();
-  switch (stage) {
-    case Stage::kInput: return owners.input();
-    case Stage::kForward: return owners.forward();
-    case Stage::kLoss: return owners.loss();
-    case Stage::kBackward: return owners.backward();
-    case Stage::kReduction: return owners.reduction();
-    case Stage::kOptimizer: return owners.optimizer();
-  }
-  return policy.owner();
-}
-
-// Who may order what, as far as the policy says.
-void put_authorities(const Policy& policy, Json* json) {
-  const Policy::Authorities& who = policy.authorities();
-  Json named = Json::object();
-  if (!who.rollback().empty()) named["rollback"] = who.rollback();
-  if (!who.quarantine().empty()) named["quarantine"] = who.quarantine();
-  if (!who.resume().empty()) named["resume"] = who.resume();
-  if (!who.data_remediation().empty()) named["data_remediation"] = who.data_remediation();
-  if (!named.empty()) (*json)["authorities"] = std::move(named);
-}
 
 Json most_json(const MostFrequent& most) { return {{"value", most.value}, {"skips", most.skips}}; }
 
@@ -108,56 +54,13 @@ void Coordinator::record(const std::string& name, Json fields) {
   if (keeps_record_ && !look_for_takeover()) static_cast<void>(events_.append(name, fields));
 }
 
-// Where the rank runs, and whether its device has been the origin too often.
-Json Coordinator::origin_json(const Origin& origin) const {
-  Json json = {{"rank", origin.rank},
-               {"host", origin.host},
-               {"stage", stage_name(origin.finding.stage)},
-               {"tensor", origin.finding.tensor},
-               {"index", origin.finding.index}};
-  put_counts(json, origin.counts);
-  json["micro_batch"] = origin.finding.micro_batch < 0 ? Json(nullptr) : Json(origin.finding.micro_batch);
-  json["facts"] = Json::object();
-  for (const Fact& fact : origin.facts) json["facts"][fact.name] = fact.value;
-  if (const RankPlacement* place = topology_.find(origin.rank)) {
-    json["device"] = place->device();
-    json["hardware_suspect"] = suspects_.is_suspect(place->device());
-    json["placement"] = placement_json(*place);
-  }
-  return json;
-}
-
-Json Coordinator::incident_json(const Incident& incident) const {
-  const std::vector<Origin> origins = incident.origins();
-  Json json = place(incident.epoch, incident.attempt, incident.update);
-  const auto stage = incident.stage();
-  json["stage"] = stage ? Json(stage_name(*stage)) : Json(nullptr);
-  if (stage && !stage_owner(*policy_, *stage).empty()) json["stage_owner"] = stage_owner(*policy_, *stage);
-  put_authorities(*policy_, &json);
-  put_counts(json, incident.counts());
-  json["loss"] = loss_json(incident, origins);
-  if (incident.loss_scale) json["loss_scale"] = incident.loss_scale->scale;
-  if (const RankView* view = incident.first_error()) {
-    json["error"] = {{"rank", view->rank},
-                     {"host", view->host},
-                     {"stage", stage_name(view->error->stage)},
-                     {"what", view->error->what}};
-  }
-  json["origins"] = Json::array();
-  for (std::size_t i = 0; i < origins.size() && i < kMaxOriginsInEvent; ++i) {
-    json["origins"].push_back(origin_json(origins[i]));
-  }
-  if (origins.size() > kMaxOriginsInEvent) json["origins_omitted"] = origins.size() - kMaxOriginsInEvent;
-  return json;
-}
-
 void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
   topology_ = std::move(topology);
   memory_->set_first_attempt(memory_->attempt());
   // Before the first event: from here on whoever held the folder before is told by the epoch that it does no
   // more.
   write_memory(true);
-  Json fields = place(epoch, memory_->attempt(), memory_->update());
+  Json fields = place_json(epoch, memory_->attempt(), memory_->update());
   if (resumed_ && memory_->endings_size() > 0) {
     const Ending& last = memory_->endings(memory_->endings_size() - 1);
     fields["resumed_from"] = {{"epoch", last.epoch()},
@@ -172,7 +75,7 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
   charge_streak(epoch, attempts, updates);  // no update came to show that it was calibration
   record_rate_changes(epoch, attempts, updates);
-  Json fields = place(epoch, attempts, updates);
+  Json fields = place_json(epoch, attempts, updates);
   fields["skips"] = budget_.total();
   fields["calibration_skips"] = calibration_.total();
   record("run_finished", std::move(fields));
@@ -205,7 +108,7 @@ std::vector<std::string> Coordinator::origin_devices(const Incident& incident) c
 
 void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
                              const Decision& decision) {
-  Json fields = place(epoch, attempt, update);
+  Json fields = place_json(epoch, attempt, update);
   fields["reason"] = decision.reason;
   fields["exit_code"] = decision.exit_code();
   fields["code"] = status_code_name(decision.code);
@@ -241,7 +144,7 @@ void Coordinator::settle_by_update(std::uint64_t epoch, std::uint64_t attempt, s
   const Calibration::Settled settled = calibration_.settle_by_update();
   rules_.settle_pending(false);
   if (settled.calibration > 0) {
-    Json fields = place(epoch, attempt, update);
+    Json fields = place_json(epoch, attempt, update);
     fields["skips"] = settled.calibration;
     fields["total"] = calibration_.total();
     record("calibrated", std::move(fields));
@@ -258,7 +161,7 @@ void Coordinator::charge(std::uint64_t skips, std::uint64_t epoch, std::uint64_t
                          std::uint64_t update) {
   if (skips == 0) return;
   budget_.charge(skips);
-  Json fields = place(epoch, attempt, update);
+  Json fields = place_json(epoch, attempt, update);
   fields["skips"] = skips;
   fields["total"] = budget_.total();
   record("calibration_charged", std::move(fields));
@@ -270,7 +173,7 @@ void Coordinator::watch_calibration_rate(std::uint64_t epoch, std::uint64_t atte
   const bool above = skips > rule.max_calibration_skips();
   if (above == calibration_alert_) return;
   calibration_alert_ = above;
-  Json fields = place(epoch, attempt, update);
+  Json fields = place_json(epoch, attempt, update);
   fields["rule"] = kCalibrationRule;
   fields["skips"] = skips;
   fields["window_attempts"] = rule.window_attempts();
@@ -283,7 +186,7 @@ bool Coordinator::record_rate_changes(std::uint64_t epoch, std::uint64_t attempt
   bool any = false;
   while (const std::optional<RateChange> change = rules_.next_change()) {
     any = true;
-    Json fields = place(epoch, attempt, update);
+    Json fields = place_json(epoch, attempt, update);
     fields["rule"] = change->rule;
     fields["skips"] = change->skips;
     fields["attempts"] = change->attempts;
@@ -301,7 +204,7 @@ bool Coordinator::record_rate_changes(std::uint64_t epoch, std::uint64_t attempt
 
 void Coordinator::scale_changed(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, double from,
                                 double to) {
-  Json fields = place(epoch, attempt, update);
+  Json fields = place_json(epoch, attempt, update);
   fields["from"] = from;
   fields["to"] = to;
   record("scale_changed", std::move(fields));
@@ -309,7 +212,7 @@ void Coordinator::scale_changed(std::uint64_t epoch, std::uint64_t attempt, std:
 
 void Coordinator::spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
                         std::string_view name, double value, double threshold) {
-  Json fields = place(epoch, attempt, update);
+  Json fields = place_json(epoch, attempt, update);
   fields["name"] = name;
   fields["value"] = json_number(value);
   fields["threshold"] = json_number(threshold);
@@ -318,7 +221,7 @@ void Coordinator::spike(std::uint64_t epoch, std::uint64_t attempt, std::uint64_
 
 void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
                            std::string_view tensor, double abs_max, double largest) {
-  Json fields = place(epoch, attempt, update);
+  Json fields = place_json(epoch, attempt, update);
   fields["tensor"] = tensor;
   fields["abs_max"] = json_number(abs_max);
   fields["largest"] = json_number(largest);
@@ -369,7 +272,7 @@ Decision Coordinator::handle(const Incident& incident) {
   if (skipped) memory_->set_skips(memory_->skips() + 1);
   if (decision.ends_run()) end_epoch(&decision, &incident);
 
-  Json fields = incident_json(incident);
+  Json fields = incident_json(incident, *policy_, topology_, suspects_);
   fields["consecutive"] = budget_.consecutive();
   fields["total"] = budget_.total();
   if (incident.loss_scale) fields["pending"] = calibration_.pending();

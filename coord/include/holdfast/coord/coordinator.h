@@ -90,8 +90,6 @@ class Coordinator {
   void report_unwritten(const Status& status);
   void record(const std::string& name, nlohmann::ordered_json fields);
   std::vector<std::string> origin_devices(const Incident& incident) const;
-  nlohmann::ordered_json origin_json(const Origin& origin) const;
-  nlohmann::ordered_json incident_json(const Incident& incident) const;
 
   const std::unique_ptr<const Policy> policy_;
   std::unique_ptr<RunState>
