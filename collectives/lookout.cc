@@ -19,6 +19,7 @@ void Lookout::answered(int rank, const Answer& answer) {
   peer.answered = true;
   peer.ever_answered = true;
   peer.last = answer;
+  peer.ticks_since_heard = 0;
 }
 
 void Lookout::closed(int rank) {
@@ -34,6 +35,7 @@ void Lookout::goodbye(int rank) {
 }
 
 Lookout::Move Lookout::tick(const Answer& own) {
+  for (auto& [rank, peer] : peers_) ++peer.ticks_since_heard;
   if (since_death_ >= 0 && !speaker_is_connected()) {
     // The dead are known; the question is only where the others were.
     if (since_death_++ == 0) return ask();

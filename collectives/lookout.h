@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "holdfast/collectives/departure.h"
@@ -51,6 +52,15 @@ class Lookout {
 
   const Departure& departure() const { return departure_; }
 
+  // Calls visit(identity, last place or none, ticks since it was heard) for each peer, by rank.
+  template <typename Visit>
+  void each_peer(Visit&& visit) const {
+    for (const auto& [rank, peer] : peers_) {
+      visit(peer.who, peer.ever_answered ? std::optional<Place>(peer.last.place) : std::nullopt,
+            peer.ticks_since_heard);
+    }
+  }
+
   bool someone_closed() const { return since_death_ >= 0; }
 
  private:
@@ -60,6 +70,7 @@ class Lookout {
     bool answered = false;  // the running inquiry
     Answer last;
     bool ever_answered = false;
+    std::int64_t ticks_since_heard = 0;
   };
 
   Move ask();

@@ -118,6 +118,7 @@ class Watchdog::Impl {
   void raise_suspicion();
   void hurry();
   Answer answer() const;
+  std::vector<RankReport> reports() const;
   void on_server_frame(FrameType type, Dialer& from);
   void on_client_frame(int rank, FrameType type, std::string_view payload);
   void warn(const Answer& own);
@@ -303,6 +304,7 @@ void Watchdog::Impl::on_tick() {
   // So that the last place of a rank that dies is known, to a second or so.
   if (++since_report_ % ticks(kReportTime, options_.tick) == 0) {
     for (const auto& dialer : dialers_) dialer->send(FrameType::kAnswer, encode_answer(answer()));
+    if (self_.rank == 0 && options_.heard) options_.heard(reports());
   }
   if (!lookout_) {
     const bool deserted = !dialers_.empty() && goodbyes_ == 0 &&
@@ -318,6 +320,17 @@ void Watchdog::Impl::on_tick() {
     case Lookout::Move::kWarn: warn(own); break;
     case Lookout::Move::kLeave: leave_together(lookout_->departure());
   }
+}
+
+std::vector<RankReport> Watchdog::Impl::reports() const {
+  std::vector<RankReport> all = {{self_, board_.place(), 0}};
+  if (!lookout_) return all;
+  const double tick_seconds = std::chrono::duration<double>(options_.tick).count();
+  lookout_->each_peer(
+      [&](const RankIdentity& who, const std::optional<Place>& place, std::int64_t ticks_ago) {
+        all.push_back({who, place, static_cast<double>(ticks_ago) * tick_seconds});
+      });
+  return all;
 }
 
 void Watchdog::Impl::raise_suspicion() {

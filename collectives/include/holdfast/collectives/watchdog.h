@@ -5,6 +5,8 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "holdfast/collectives/collective.h"
 #include "holdfast/collectives/departure.h"
@@ -12,6 +14,13 @@
 #include "holdfast/collectives/status.h"
 
 namespace holdfast {
+
+// Where a rank was when it last said so.
+struct RankReport {
+  RankIdentity who;
+  std::optional<Place> place;  // none: it has not said so yet
+  double seconds_ago = 0;
+};
 
 // A thread that wakes at every tick and looks whether the attempt moved. Hangs are mostly met inside the
 // trainer's own collectives, where the main thread sits in MPI and nothing can be returned to it: so at the
@@ -41,6 +50,9 @@ class Watchdog {
     // Called on the watchdog's thread of the reporting rank, before anybody leaves, and given two seconds:
     // puts the departure on record.
     std::function<void(const Departure&)> record;
+    // Called on the watchdog's thread of rank 0, once a second: where all ranks are, by rank. Without a side
+    // channel it knows of itself only.
+    std::function<void(std::vector<RankReport>)> heard;
   };
 
   // Collective. Connects the watchdogs (unless the job is one rank, or `side_channel` is false) and starts
