@@ -1,7 +1,8 @@
-// Files that are whole, and on disk, or as they were.
+// Files that are whole or as they were; most of them on disk, too.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -18,5 +19,14 @@ bool write_all(int fd, std::string_view bytes);
 // nothing does. Otherwise INTERNAL, with the reason, on failure; the old file is then still there.
 Status replace_file(const std::string& path, const std::string& fresh, std::string_view bytes,
                     const std::function<Status()>& last_look);
+
+// The same for what is no evidence: a reader finds the old file or the new one, but after a power cut
+// anything.
+Status replace_file_unsynced(const std::string& path, std::string_view bytes);
+
+// All of a regular file, or why not.
+std::optional<std::string> read_whole(const std::string& path, std::size_t most_bytes, std::string* bytes);
+// The last `most_bytes` of it.
+std::optional<std::string> read_tail(const std::string& path, std::size_t most_bytes, std::string* bytes);
 
 }  // namespace holdfast

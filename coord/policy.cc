@@ -254,6 +254,15 @@ std::string policy_text(const Policy& policy) {
   return text;
 }
 
+std::string policy_json(const Policy& policy) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string text;
+  // Fails for what is not UTF-8 only, which no policy holds that was parsed.
+  static_cast<void>(google::protobuf::util::MessageToJsonString(policy, &text, options));
+  return text;
+}
+
 std::uint64_t policy_hash(const Policy& policy) {
   const std::string text = policy_text(policy);
   return XXH3_64bits(text.data(), text.size());

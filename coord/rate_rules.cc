@@ -159,6 +159,17 @@ RateChange RateRules::change_of(const Rule& rule) const {
   return change;
 }
 
+std::vector<std::string> RateRules::names() const {
+  std::vector<std::string> names;
+  for (const Rule& rule : rules_) names.push_back(rule.name);
+  return names;
+}
+
+RateRules::Window RateRules::window(std::size_t rule) const {
+  const Rule& of = rules_[rule];
+  return {of.window.skips(), of.window.attempts(), of.raised};
+}
+
 std::vector<std::string> RateRules::raised() const {
   std::vector<std::string> names;
   for (const Rule& rule : rules_) {

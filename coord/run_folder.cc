@@ -7,14 +7,18 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <thread>
 
 #include "holdfast/coord/state.h"
 
 namespace holdfast {
 namespace {
+
+constexpr int kLockTries = 5;
 
 Status make_private_folder(const std::string& path) {
   std::error_code error;
@@ -72,9 +76,22 @@ Status RunFolder::lock(const std::string& path) {
   const std::string lock_path = path + "/lock";
   lock_fd_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (lock_fd_ < 0) return Status::usage("cannot open " + lock_path + ": " + std::strerror(errno));
-  if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return Status();
+  // Somebody may only be looking whether it is held, see live_holder().
+  for (int i = 0; i < kLockTries; ++i) {
+    if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return Status();
+  }
   return Status::usage("the run folder " + path + " is in use by another run (" + read_line(lock_fd_) +
                        "); choose another with --run-dir");
+}
+
+std::optional<std::string> RunFolder::live_holder(const std::string& path) {
+  const int fd = ::open((path + "/lock").c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return std::nullopt;
+  std::optional<std::string> holder;
+  if (flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) holder = read_line(fd);
+  close(fd);
+  return holder;
 }
 
 bool RunFolder::holds_record(const std::string& path) {

@@ -1,15 +1,11 @@
 #include "holdfast/coord/state.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -23,30 +19,7 @@ namespace holdfast {
 namespace {
 
 // Thousands of remembered skips with the longest of names fit; what is larger was not written by us.
-constexpr off_t kLargestState = 64 << 20;
-
-// The whole file, or why not.
-std::optional<std::string> read_whole(const std::string& path, std::string* bytes) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return std::strerror(errno);
-  struct stat info = {};
-  std::optional<std::string> fault;
-  if (fstat(fd, &info) != 0) {
-    fault = std::strerror(errno);
-  } else if (!S_ISREG(info.st_mode)) {
-    fault = "not a file";
-  } else if (info.st_size > kLargestState) {
-    fault = "too large";
-  }
-  char part[1 << 14];
-  for (ssize_t n = 1; !fault && n > 0;) {
-    n = read(fd, part, sizeof part);
-    if (n < 0) fault = std::strerror(errno);
-    if (n > 0) bytes->append(part, static_cast<std::size_t>(n));
-  }
-  close(fd);
-  return fault;
-}
+constexpr std::size_t kLargestState = 64 << 20;
 
 bool skips_are_sound(const google::protobuf::RepeatedPtrField<SkipMessage>& skips) {
   return std::ranges::all_of(skips, [](const SkipMessage& skip) {
@@ -111,7 +84,7 @@ Status read_state(const std::string& run_dir, RunState* state) {
   const std::string path = state_path(run_dir);
   std::string bytes;
   state->Clear();
-  auto fault = read_whole(path, &bytes);
+  auto fault = read_whole(path, kLargestState, &bytes);
   if (!fault) fault = decode(bytes, state);
   if (!fault) return Status();
   state->Clear();
@@ -148,7 +121,7 @@ Status claim_state(const std::string& run_dir, const RunState& state) {
     if (Status s = write_state(run_dir, state); !s.ok()) return s;
     remove_fresh_files(run_dir);
     std::string bytes;
-    if (!read_whole(state_path(run_dir), &bytes) && bytes == encode(state)) return Status();
+    if (!read_whole(state_path(run_dir), kLargestState, &bytes) && bytes == encode(state)) return Status();
   }
   return Status::internal("cannot write " + state_path(run_dir) + ": another writer is in the way");
 }

@@ -21,6 +21,9 @@ Status read_policy_file(const std::string& path, std::string* text);
 // Textproto, one field a line, every field shown.
 std::string policy_text(const Policy& policy);
 
+// The same as JSON, under the same names.
+std::string policy_json(const Policy& policy);
+
 // Equal for equal effective policies, whatever they were written in.
 std::uint64_t policy_hash(const Policy& policy);
 

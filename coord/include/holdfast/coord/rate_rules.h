@@ -89,6 +89,16 @@ class RateRules {
   std::optional<RateChange> next_change();
   std::vector<std::string> raised() const;  // names of the rules
 
+  // How full a rule's window is.
+  struct Window {
+    std::uint64_t skips = 0;
+    std::uint64_t attempts = 0;
+    bool raised = false;
+  };
+  std::vector<std::string> names() const;
+  std::size_t size() const { return rules_.size(); }
+  Window window(std::size_t rule) const;  // in the order of names(); O(1), allocates nothing
+
   // All that the above depends on, for the run's memory.
   const std::deque<SkipRecord>& skips() const { return skips_; }  // oldest first
   const std::deque<SkipRecord>& pending() const { return pending_; }

@@ -1,6 +1,7 @@
 // RUN_DIR: what rank 0 keeps of one run.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "holdfast/collectives/status.h"
@@ -24,6 +25,10 @@ class RunFolder {
 
   // Whether a run has left a record in `path`: its events or its memory.
   static bool holds_record(const std::string& path);
+
+  // Who holds the folder of a live run, as its lock says; none when no run holds it. Looks, and changes
+  // nothing.
+  static std::optional<std::string> live_holder(const std::string& path);
 
   // This holder, among all there ever were: host, process and a random number. "" before the lock is had.
   const std::string& holder() const { return holder_; }
