@@ -28,7 +28,9 @@ Coordinator::Coordinator(const Policy& policy)
     : policy_(std::make_unique<const Policy>(policy)),
       memory_(std::make_unique<RunState>()),
       rules_(policy),
-      suspects_(policy.suspect_after_incidents()) {
+      suspects_(policy.suspect_after_incidents()),
+      metrics_(rules_.names(), policy.max_total_skips(), policy.max_consecutive_skips()),
+      monitor_(metrics_) {
   memory_->set_epoch(1);
   memory_->set_running(true);
 }
@@ -54,6 +56,37 @@ void Coordinator::record(const std::string& name, Json fields) {
   if (keeps_record_ && !look_for_takeover()) static_cast<void>(events_.append(name, fields));
 }
 
+Status Coordinator::serve_metrics(const std::string& address, int port) {
+  return MetricsEndpoint::create(address, port, metrics_, &endpoint_);
+}
+
+// O(number of rules), allocates nothing.
+void Coordinator::update_metrics() {
+  metrics_.set_position(memory_->epoch(), memory_->attempt(), memory_->update(), memory_->skips());
+  metrics_.set_skips_charged(budget_.total(), budget_.consecutive());
+  for (std::size_t rule = 0; rule < rules_.size(); ++rule) {
+    const RateRules::Window window = rules_.window(rule);
+    metrics_.set_window(rule, window.skips, window.attempts, window.raised);
+  }
+  metrics_.set_calibration_alert(calibration_alert_);
+}
+
+bool Coordinator::stop_requested() {
+  if (!monitor_.stop_requested()) return false;
+  if (stop_told_) return true;
+  stop_told_ = true;
+  Json fields = place_json(memory_->epoch(), memory_->attempt(), memory_->update());
+  fields["by"] = monitor_.stop_requested_by();
+  record("stop_requested", std::move(fields));
+  return true;
+}
+
+void Coordinator::finish_metrics(StatusCode code) {
+  update_metrics();
+  metrics_.set_running(false);
+  monitor_.finish(static_cast<int>(code));
+}
+
 void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
   topology_ = std::move(topology);
   memory_->set_first_attempt(memory_->attempt());
@@ -70,6 +103,8 @@ void Coordinator::run_started(std::uint64_t epoch, Topology topology) {
   fields["topology"] = topology_.map();
   fields["policy"] = policy_text(*policy_);
   record("run_started", std::move(fields));
+  update_metrics();
+  if (keeps_record_) monitor_.start(folder_.path(), *memory_, topology_);
 }
 
 void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates) {
@@ -83,6 +118,7 @@ void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std:
   memory_->set_update(updates);
   add_ending(*policy_, StatusCode::kOk, "", nullptr, memory_.get());
   write_memory();
+  finish_metrics(StatusCode::kOk);
 }
 
 // Also says so when the run fails in the same way again and again.
@@ -120,6 +156,7 @@ void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::ui
   Decision ending = decision;
   end_epoch(&ending, nullptr);
   write_memory();
+  finish_metrics(decision.code);
 }
 
 void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
@@ -137,12 +174,15 @@ void Coordinator::update_applied(std::uint64_t epoch, std::uint64_t attempt, std
   }
   changed |= record_rate_changes(epoch, attempt, update);
   if (++clean_attempts_ >= policy_->state_interval_attempts() || changed) write_memory();
+  metrics_.count_update();
+  update_metrics();
 }
 
 void Coordinator::settle_by_update(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   if (calibration_.pending() == 0) return;
   const Calibration::Settled settled = calibration_.settle_by_update();
   rules_.settle_pending(false);
+  metrics_.count_calibration_skips(settled.calibration);
   if (settled.calibration > 0) {
     Json fields = place_json(epoch, attempt, update);
     fields["skips"] = settled.calibration;
@@ -173,6 +213,7 @@ void Coordinator::watch_calibration_rate(std::uint64_t epoch, std::uint64_t atte
   const bool above = skips > rule.max_calibration_skips();
   if (above == calibration_alert_) return;
   calibration_alert_ = above;
+  if (above) metrics_.count_alert(kCalibrationRule);
   Json fields = place_json(epoch, attempt, update);
   fields["rule"] = kCalibrationRule;
   fields["skips"] = skips;
@@ -186,6 +227,7 @@ bool Coordinator::record_rate_changes(std::uint64_t epoch, std::uint64_t attempt
   bool any = false;
   while (const std::optional<RateChange> change = rules_.next_change()) {
     any = true;
+    if (change->raised) metrics_.count_alert(change->rule);
     Json fields = place_json(epoch, attempt, update);
     fields["rule"] = change->rule;
     fields["skips"] = change->skips;
@@ -289,6 +331,11 @@ Decision Coordinator::handle(const Incident& incident) {
   record_rate_changes(incident.epoch, incident.attempt, incident.update);
   if (skipped && dropped_) drop_samples(incident, is_calibration(*policy_, incident));
   write_memory();
+  metrics_.count_incident();
+  skipped ? metrics_.count_skip(incident.stage(), incident.counts()) : metrics_.count_ended_attempt();
+  update_metrics();
+  // Before any rank is told: whoever leaves first makes mpirun end the others.
+  if (decision.ends_run()) finish_metrics(decision.code);
   return decision;
 }
 

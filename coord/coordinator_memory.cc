@@ -148,6 +148,7 @@ void Coordinator::keep_loss_scale(double scale, std::uint64_t clean_updates,
   to->set_scale(scale);
   to->set_clean_updates(clean_updates);
   to->set_overflows_to_halve(overflows_to_halve);
+  metrics_.set_loss_scale(scale, policy_->loss_scale().smallest());
 }
 
 // A lock does not bind a rank 0 that was cut off with its host, or stopped, while an operator gave the folder

@@ -14,8 +14,11 @@
 #include "holdfast/coord/dropped_data.h"
 #include "holdfast/coord/event_log.h"
 #include "holdfast/coord/incident.h"
+#include "holdfast/coord/metrics.h"
+#include "holdfast/coord/metrics_endpoint.h"
 #include "holdfast/coord/rate_rules.h"
 #include "holdfast/coord/run_folder.h"
+#include "holdfast/coord/run_monitor.h"
 #include "holdfast/coord/suspects.h"
 
 namespace holdfast {
@@ -47,6 +50,17 @@ class Coordinator {
   // What the loss scaler will be after the running attempt, for the run's memory; before its update_applied()
   // or handle(). See LossScaler::State.
   void keep_loss_scale(double scale, std::uint64_t clean_updates, std::uint64_t overflows_to_halve);
+
+  // Before run_started(). USAGE when the port cannot be had, see MetricsEndpoint.
+  Status serve_metrics(const std::string& address, int port);
+  std::string metrics_url() const { return endpoint_ ? endpoint_->url() : ""; }
+  RunMetrics& metrics() { return metrics_; }
+
+  // Where the ranks are. Any thread.
+  void heard(std::vector<RankReport> reports) { monitor_.heard(std::move(reports)); }
+
+  // Whether somebody asked for the run to stop through its folder. On record the first time.
+  bool stop_requested();
 
   void run_started(std::uint64_t epoch, Topology topology);
   void run_finished(std::uint64_t epoch, std::uint64_t attempts, std::uint64_t updates);
@@ -81,6 +95,8 @@ class Coordinator {
   void watch_calibration_rate(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
   bool record_rate_changes(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update);
   void end_epoch(Decision* decision, const Incident* incident);
+  void update_metrics();
+  void finish_metrics(StatusCode code);
   // In coordinator_memory.cc.
   void drop_samples(const Incident& incident, bool calibration);
   Status take_up(const std::string& run_dir);
@@ -100,6 +116,8 @@ class Coordinator {
   bool calibration_alert_ = false;  // raised and not cleared yet
   Suspects suspects_;
   Topology topology_;
+  RunMetrics metrics_;
+  std::unique_ptr<MetricsEndpoint> endpoint_;
   RunFolder folder_;
   EventLog events_;
   EventLog ledger_;
@@ -109,6 +127,8 @@ class Coordinator {
   bool taken_over_ = false;
   bool write_failed_ = false;         // said on stderr
   std::uint64_t clean_attempts_ = 0;  // since the memory was written
+  bool stop_told_ = false;            // that it was asked for is on record
+  RunMonitor monitor_;                // last: its thread ends before the folder is given back
 };
 
 }  // namespace holdfast
