@@ -7,7 +7,15 @@
 namespace {
 
 constexpr const char* kFooter = R"(
-Exit codes: 0 done   64 usage, or nothing to be done in that folder   80 internal error)";
+Examples:
+  holdfast status runs/long                 how a run is doing, or how it ended
+  holdfast stop runs/long                   end it in order (exit code 86)
+  holdfast ack runs/long --owner ana --note "shard 3 was damaged, replaced"
+  holdfast policy check run.policy          read a policy as a run would
+  source <(holdfast completion bash)
+holdfast COMMAND --help says more of each.
+Exit codes: 0 done   1 `stop` asked, and the run goes on still   64 usage, or nothing to be done in that folder
+            80 internal error)";
 
 int fail(const char* why, holdfast::StatusCode code) {
   std::fprintf(stderr, "holdfast: %s\n", why);
@@ -21,8 +29,13 @@ int main(int argc, char** argv) {
     CLI::App app("Looks after runs of Holdfast, by their run folders.", "holdfast");
     app.footer(kFooter);
     app.require_subcommand(1);
-    holdfast::Status outcome;
+    app.set_version_flag("--version", HOLDFAST_VERSION);
+    holdfast::cli::Outcome outcome;
+    holdfast::cli::add_status(&app, &outcome);
+    holdfast::cli::add_stop(&app, &outcome);
     holdfast::cli::add_ack(&app, &outcome);
+    holdfast::cli::add_policy(&app, &outcome);
+    holdfast::cli::add_completion(&app, &outcome);
     try {
       app.parse(argc, argv);
     } catch (const CLI::Success& help) {
@@ -30,8 +43,8 @@ int main(int argc, char** argv) {
     } catch (const CLI::ParseError& error) {
       return fail(error.what(), holdfast::StatusCode::kUsage);
     }
-    if (!outcome.ok()) return fail(outcome.message().c_str(), outcome.code());
-    return 0;
+    if (!outcome.status.ok()) return fail(outcome.status.message().c_str(), outcome.status.code());
+    return outcome.not_yet ? 1 : 0;
   } catch (const std::exception& error) {
     return fail(error.what(), holdfast::StatusCode::kInternal);
   }

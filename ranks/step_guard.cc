@@ -43,7 +43,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
 // Collective. The rank that reports a departure need not be rank 0, but it is rank 0's folder that it writes
 // to.
 Status start_watchdog(Collective& collective, const Policy& policy, const GuardOptions& guard_options,
-                      std::unique_ptr<Watchdog>* out) {
+                      Coordinator* coordinator, std::unique_ptr<Watchdog>* out) {
   const std::string& run_dir = guard_options.run_dir;
   Bytes folder = run_dir.empty() ? "" : std::filesystem::absolute(run_dir).string();
   if (Status s = collective.broadcast(&folder); !s.ok()) return s;
@@ -52,6 +52,11 @@ Status start_watchdog(Collective& collective, const Policy& policy, const GuardO
   options.floor = milliseconds(policy.attempt_deadline_floor_seconds());
   options.side_channel = policy.side_channel();
   options.asked_to_end = guard_options.asked_to_end;
+  if (coordinator != nullptr) {
+    options.heard = [coordinator](std::vector<RankReport> reports) {
+      coordinator->heard(std::move(reports));
+    };
+  }
   if (!folder.empty()) {
     // There is nobody left to tell of a failure, and the same is on stderr.
     options.record = [folder](const Departure& departure) {
@@ -150,6 +155,7 @@ class StepGuard::Impl {
   // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
   Decision decide() {
     if (coordinator_ && coordinator_->taken_over()) log_.request_stop();
+    if (coordinator_ && !closing_ && coordinator_->stop_requested()) log_.request_stop();
     for (const ProtectedBuffer& buffer : scanned_buffers_) {
       log_.add(Stage::kForward, buffer.name, scan(buffer.view), 0);
     }
@@ -169,6 +175,7 @@ class StepGuard::Impl {
   }
 
   bool watch(std::string_view name, double value) {
+    if (coordinator_) coordinator_->metrics().set_watched(name, value);
     SpikeDetector& detector = detectors_.try_emplace(std::string(name), spike_options_).first->second;
     double threshold = 0;
     if (!detector.add(value, &threshold)) return false;
@@ -183,6 +190,7 @@ class StepGuard::Impl {
   // Raised once, and again after it has been clear by a factor of two.
   void watch_headroom(std::string_view tensor, DType dtype, double abs_max) {
     const double part = abs_max / dtype_largest(dtype);
+    if (coordinator_) coordinator_->metrics().set_headroom(tensor, part);
     const auto raised = low_headroom_.find(tensor);
     if (part > headroom_part_ && raised == low_headroom_.end()) {
       low_headroom_.emplace(tensor);
@@ -324,12 +332,17 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options,
     status = options.resume ? Coordinator::resume(policy, options.run_dir, &coordinator)
                             : Coordinator::create(policy, options.run_dir, &coordinator);
   }
+  if (status.ok() && coordinator && options.metrics_port) {
+    status = coordinator->serve_metrics(options.metrics_address, *options.metrics_port);
+  }
   if (Status s = agree_on_status(collective, status); !s.ok()) return s;
   auto impl = std::make_unique<Impl>(collective, policy, std::move(coordinator));
   if (options.loss_scaling) impl->scale_loss(policy.loss_scale());
   if (Status s = impl->take_position(); !s.ok()) return s;
   if (options.watchdog) {
-    if (Status s = start_watchdog(collective, policy, options, &impl->watchdog_); !s.ok()) return s;
+    if (Status s = start_watchdog(collective, policy, options, impl->coordinator_.get(), &impl->watchdog_);
+        !s.ok())
+      return s;
   }
   Topology topology;
   RankPlacement placement = detect_placement(collective.rank());
@@ -467,5 +480,8 @@ std::uint64_t StepGuard::updates() const { return impl_->updates_; }
 std::uint64_t StepGuard::skips() const { return impl_->skips_; }
 const std::string& StepGuard::policy_text() const { return impl_->policy_text_; }
 const std::string& StepGuard::topology_map() const { return impl_->topology_map_; }
+std::string StepGuard::metrics_url() const {
+  return impl_->coordinator_ ? impl_->coordinator_->metrics_url() : "";
+}
 
 }  // namespace holdfast

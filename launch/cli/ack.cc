@@ -9,6 +9,11 @@
 namespace holdfast::cli {
 namespace {
 
+constexpr const char* kFooter = R"(
+Example:
+  holdfast ack runs/long --owner ana --note "shard 3 was damaged, replaced" --ticket RUN-142
+Exit codes: 0 acknowledged   64 usage, or nothing to acknowledge in that folder   80 it could not be written)";
+
 struct Arguments {
   std::string run_dir;
   Acknowledgement acknowledgement;
@@ -24,9 +29,10 @@ Status run(const Arguments& arguments) {
 
 }  // namespace
 
-void add_ack(CLI::App* app, Status* outcome) {
+void add_ack(CLI::App* app, Outcome* outcome) {
   CLI::App* command = app->add_subcommand(
       "ack", "Answer for an aborted run, so that it can be resumed: who looked at it, and what was found.");
+  command->footer(kFooter);
   const auto arguments = std::make_shared<Arguments>();
   command->add_option("RUN_DIR", arguments->run_dir, "Folder of the run")->required();
   command->add_option("--owner", arguments->acknowledgement.owner, "Who answers for going on")->required();
@@ -34,7 +40,7 @@ void add_ack(CLI::App* app, Status* outcome) {
       ->required();
   command->add_option("--ticket", arguments->acknowledgement.ticket,
                       "Where it is followed up: a name or URL");
-  command->callback([arguments, outcome] { *outcome = run(*arguments); });
+  command->callback([arguments, outcome] { outcome->status = run(*arguments); });
 }
 
 }  // namespace holdfast::cli

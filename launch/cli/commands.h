@@ -7,8 +7,18 @@
 
 namespace holdfast::cli {
 
+// What came of the command that was called.
+struct Outcome {
+  Status status;
+  bool not_yet = false;  // what was asked for is on its way, and was not waited for
+};
+
 // Each adds its subcommand to `app`. When that is the one that was called, it does its work while the command
 // line is parsed and leaves what came of it in `*outcome`; both must outlive the parsing.
-void add_ack(CLI::App* app, Status* outcome);
+void add_ack(CLI::App* app, Outcome* outcome);
+void add_completion(CLI::App* app, Outcome* outcome);  // after the others
+void add_policy(CLI::App* app, Outcome* outcome);
+void add_status(CLI::App* app, Outcome* outcome);
+void add_stop(CLI::App* app, Outcome* outcome);
 
 }  // namespace holdfast::cli

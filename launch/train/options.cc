@@ -29,6 +29,7 @@ Exit codes, the same on every rank and from mpirun whenever the guard decides th
   82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
   85 state spoilt and no checkpoint to restore   86 stopped by the operator
   87 restart refused: the run was aborted, or fails again and again, and nobody ran `holdfast ack` on it
+`holdfast stop RUN_DIR` stops a run from any host that sees its folder (86); `holdfast status RUN_DIR` shows it.
 A rank killed by a signal makes mpirun return 128 + the signal's number. SIGUSR1 to mpirun, or SIGUSR1 or SIGTERM
 to any one rank, stops all ranks together at the end of the running attempt, without its update (86); SIGTERM
 while a rank is missing makes the others leave at once (84). SIGTERM to mpirun itself reaches the ranks too, but
@@ -69,6 +70,7 @@ bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts)
 Status check(const Options& options) {
   if (options.resume && options.run_dir.empty()) return Status::usage("--resume needs --run-dir");
   if (options.resume && !options.guard) return Status::usage("--resume needs the guard, which keeps the run");
+  if (options.metrics_port && !options.guard) return Status::usage("--metrics-port needs the guard");
   for (const std::string& text : options.uneven_data) {
     int rank = 0;
     std::uint64_t attempts = 0;
@@ -175,6 +177,13 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
       "--resume", options->resume,
       "Go on with the run in --run-dir, at its next attempt: budgets, rates, loss scale and alerts are "
       "kept; weights start anew, since there are no checkpoints. Without a run there, begin one");
+
+  app.add_option("--metrics-port", options->metrics_port,
+                 "Rank 0 serves Prometheus metrics over HTTP on this port; 0 takes a free one and prints it")
+      ->check(CLI::Range(0, 65535))
+      ->always_capture_default(false);
+  app.add_option("--metrics-address", options->metrics_address,
+                 "Numeric address to serve them on; 0.0.0.0 for all interfaces: anybody may read them then");
 
   app.add_option("--expect-ranks", options->expected_ranks, "Refuse any other number of ranks (exit code 83)")
       ->check(not_negative);

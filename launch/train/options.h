@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct Options {
   std::string policy_file;
   std::string run_dir;
   bool resume = false;
+  std::optional<int> metrics_port;
+  std::string metrics_address = "127.0.0.1";
   bool guard = true;
   std::vector<std::string> faults;             // unparsed --inject
   std::vector<std::string> natural_faults;     // unparsed --fault

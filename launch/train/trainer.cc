@@ -453,6 +453,7 @@ void print_start(const Options& options, int world_size, const StepGuard* guard)
     return;
   }
   fmt::print("{}run folder: {}\npolicy:\n{}", guard->topology_map(), options.run_dir, guard->policy_text());
+  if (const std::string url = guard->metrics_url(); !url.empty()) fmt::print("metrics: {}\n", url);
   if (guard->epoch() > 1) {
     fmt::print("resumed: epoch {}, attempt {}, {} updates, {} skips so far\n", guard->epoch(),
                guard->attempt(), guard->updates(), guard->skips());
@@ -476,6 +477,8 @@ Status make_guard(const Options& options, const Preparation& prepared, Collectiv
   guard_options.expected_ranks = options.expected_ranks;
   guard_options.loss_scaling = options.scales_loss();
   guard_options.asked_to_end = asked_to_end;
+  guard_options.metrics_port = options.metrics_port;
+  guard_options.metrics_address = options.metrics_address;
   if (Status s = StepGuard::create(collective, guard_options, out); !s.ok()) return s;
   return (*out)->agree_on_layout(prepared.workload->layout());
 }

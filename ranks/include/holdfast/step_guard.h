@@ -21,6 +21,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,7 +44,9 @@ struct GuardOptions {
   std::map<std::string, int> axes;     // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
   bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
   std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
-  bool watchdog = true;                // end this process when an attempt makes no progress, see Policy
+  std::optional<int> metrics_port;     // rank 0 serves /metrics there over HTTP; 0: a free one
+  std::string metrics_address = "127.0.0.1";  // numeric; on which interface
+  bool watchdog = true;  // end this process when an attempt makes no progress, see Policy
 };
 
 // A tensor inside a flat bucket, in elements. What no slice covers is padding and is not looked at.
@@ -67,7 +70,7 @@ class StepGuard {
  public:
   // Collective. `collective` covers every rank that must agree (with tensor or pipeline parallelism: all of
   // them) and must outlive the guard. Fails on every rank alike, with the reason of the lowest rank that has
-  // one: USAGE for a bad policy or run folder,
+  // one: USAGE for a bad policy or run folder, or for a metrics port that cannot be had,
   // RESTART_NOT_ACKNOWLEDGED for a run that was aborted. With `resume` epoch(), attempt(), updates(), skips()
   // and the loss scale are those of the run, the same on every rank: load your checkpoint, or begin anew with
   // the weights, and go on at attempt(). Starts the watchdog, which counts from here on: begin() soon.
@@ -223,6 +226,7 @@ class StepGuard {
   std::uint64_t skips() const;              // of this run so far, the same on every rank
   const std::string& policy_text() const;   // the effective policy, every field shown
   const std::string& topology_map() const;  // hosts and their ranks, for people; on rank 0 only
+  std::string metrics_url() const;          // where metrics are served; on rank 0 only, "" when they are not
 
  private:
   class Impl;
