@@ -16,6 +16,7 @@ packages=(
   libfmt-dev nlohmann-json3-dev libxxhash-dev libcli11-dev zlib1g-dev
   libasio-dev libssl-dev libhwloc-dev libhwy-dev
   iproute2 iptables
+  prometheus
   libtorch-dev libopenblas0-pthread
   dataset-fashion-mnist
 )
