@@ -92,6 +92,31 @@ void train(ProgressBoard& board, std::uint64_t attempts) {
 
 class WatchdogTeam : public testing::TestWithParam<int> {};
 
+// Rank 0 is told once a second, and tells each rank's own place.
+TEST(WatchdogReports, RankZeroHearsWhereEachRankIs) {
+  std::atomic<int> complete{0};  // reports in which each rank is where it stands
+  std::atomic<int> elsewhere{0};
+  ThreadGroup(3).run([&](Collective& collective) {
+    Watchdog::Options options = patient();
+    options.heard = [&, rank = collective.rank()](const std::vector<RankReport>& reports) {
+      if (rank != 0) ++elsewhere;
+      bool all = static_cast<int>(reports.size()) == collective.size();
+      for (std::size_t r = 0; r < reports.size(); ++r) {
+        EXPECT_EQ(reports[r].who.rank, static_cast<int>(r));
+        all = all && reports[r].place && reports[r].place->attempt == 7 + r && reports[r].seconds_ago < 30;
+      }
+      if (all) ++complete;
+    };
+    std::unique_ptr<Watchdog> watchdog;
+    const Status status = Watchdog::create(collective, options, &watchdog);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    watchdog->board().enter(1, 7 + static_cast<std::uint64_t>(collective.rank()), Phase::kObserve);
+    for (int i = 0; i < 2000 && complete == 0; ++i) std::this_thread::sleep_for(milliseconds(5));
+  });
+  EXPECT_GT(complete, 0);
+  EXPECT_EQ(elsewhere, 0);
+}
+
 TEST_P(WatchdogTeam, StartsAndStopsAgainAndAgainAndLeavesNothingBehind) {
   const std::size_t threads_before = threads_before_the_first();
   const std::size_t files_before = open_files();
