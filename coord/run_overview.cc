@@ -46,7 +46,7 @@ class Overview {
     const bool has_state = read.ok();
     if (!has_state) problems_.push_back(read.message());
     look_at_events();
-    if (!has_state && start_.is_null() && incident_.is_null()) return read;
+    if (!has_state && start_.is_null() && incident_.is_null()) return nothing_readable();
 
     Json& json = *out = {{"run_dir", run_dir_}};
     json["holder"] = holder ? Json(*holder) : Json(nullptr);
@@ -61,6 +61,12 @@ class Overview {
   }
 
  private:
+  Status nothing_readable() const {
+    std::string text;
+    for (const std::string& problem : problems_) text += (text.empty() ? "" : "; ") + problem;
+    return Status::usage(text);
+  }
+
   // The last start, and the last attempt that was not clean.
   void look_at_events() {
     std::string bytes;
