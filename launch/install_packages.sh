@@ -4,6 +4,7 @@
 # Does nothing, and does not touch the network, when all of them are installed. When one is missing and cannot be
 # installed it says which, changes nothing and exits with 64.
 #
+#   --tests                    those that only tests need, too
 #   HOLDFAST_SKIP_PACKAGES=1   do not look: on another distribution, with everything installed by hand
 #   HOLDFAST_OS_RELEASE=FILE   read FILE in place of /etc/os-release
 set -euo pipefail
@@ -16,11 +17,12 @@ packages=(
   libfmt-dev nlohmann-json3-dev libxxhash-dev libcli11-dev zlib1g-dev
   libasio-dev libssl-dev libhwloc-dev libhwy-dev
   iproute2 iptables
-  prometheus
   libtorch-dev libopenblas0-pthread
   dataset-fashion-mnist
 )
 cmake_wanted=3.25
+# promtool, which tests the alert rules, comes with a server and its web pages: 330 MB that only tests are worth.
+if [[ ${1:-} == --tests ]]; then packages+=(prometheus); fi
 
 installed() {
   [[ $(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]

@@ -24,7 +24,7 @@ case ${1:-} in
 esac
 if (($#)); then note="chosen by: $*"; fi
 
-"$root/launch/install_packages.sh"
+"$root/launch/install_packages.sh" --tests
 
 # A file that includes libtorch takes more than 1 GB to compile.
 jobs=$(nproc)

@@ -98,6 +98,15 @@ class Scripts(unittest.TestCase):
         self.os_release.write_text("ID=fedora\nVERSION_ID=40\n")
         self.assert_refuses("fedora 40", "\n  g++\n", "\n  libtorch-dev\n", "\n  dataset-fashion-mnist\n")
 
+    def test_what_only_tests_need_is_not_asked_for_by_others(self):
+        self.become(root=True)
+        self.installed(but=("prometheus",))
+        for script, wanted in (("launch/quickstart.sh", False), ("tests/run.sh", True), (".ci/run", True)):
+            with self.subTest(script):
+                done = self.run_script(script)
+                asked = [call for call in done.calls if "install" in call.split() and "prometheus" in call.split()]
+                self.assertEqual(wanted, bool(asked), done.stdout)
+
     def test_when_apt_cannot_deliver(self):
         self.become(root=True)
         self.installed(but=("libtorch-dev",))
