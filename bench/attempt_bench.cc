@@ -1,11 +1,15 @@
-// What a clean attempt costs a rank beside the scan and the all-reduce: records, verdict, counters; with the
-// watchdog's bookkeeping and without, in the same run. One rank, so that no time is spent waiting for others.
+// What a clean attempt costs rank 0 beside the scan and the all-reduce: records, verdict, counters; with the
+// watchdog's bookkeeping and without, with the record of the run and without, in the same run. One rank, so
+// that no time is spent waiting for others.
 #include <benchmark/benchmark.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "holdfast/coord/metrics.h"
 #include "holdfast/step_guard.h"
 
 namespace {
@@ -30,10 +34,38 @@ class AloneCollective final : public Collective {
   holdfast::Status broadcast(holdfast::Bytes*) override { return {}; }
 };
 
-void clean_attempt(benchmark::State& state, bool watchdog) {
+// A run folder in a temporary folder.
+class RunDir {
+ public:
+  RunDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "holdfast_bench_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) std::abort();
+    folder_ = name;
+  }
+  ~RunDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  std::string path() const { return folder_ + "/run"; }
+
+ private:
+  std::string folder_;
+};
+
+constexpr const char* kNoStateWrites = "state_interval_attempts: 1000000000";
+
+// `recorded`: events, state, and the thread that writes metrics and status and looks for a stop; and the
+// endpoint.
+void clean_attempt(benchmark::State& state, bool watchdog, bool recorded, const char* policy) {
   AloneCollective alone;
+  const RunDir run_dir;
   GuardOptions options;
+  options.policy = policy;
   options.watchdog = watchdog;
+  if (recorded) {
+    options.run_dir = run_dir.path();
+    options.metrics_port = 0;
+  }
   std::unique_ptr<StepGuard> guard;
   if (const holdfast::Status s = StepGuard::create(alone, options, &guard); !s.ok()) {
     state.SkipWithError(s.to_string().c_str());
@@ -59,9 +91,31 @@ void clean_attempt(benchmark::State& state, bool watchdog) {
     state.SkipWithError("updates were lost");
 }
 
+// What the coordinator does for the metrics in it, with the two default rate rules.
+void metrics_of_a_clean_attempt(benchmark::State& state) {
+  holdfast::RunMetrics metrics({"burst", "creep"}, 100, 10);
+  std::uint64_t attempts = 0;
+  for (auto _ : state) {
+    metrics.set_watched("gradient_norm", static_cast<double>(attempts));
+    metrics.set_watched("loss", static_cast<double>(attempts));
+    metrics.set_headroom("gradient", 0.1);
+    metrics.count_update();
+    ++attempts;
+    metrics.set_position(1, attempts, attempts, 0);
+    metrics.set_skips_charged(0, 0);
+    for (const std::size_t rule : {0u, 1u}) metrics.set_window(rule, 0, attempts, false);
+    metrics.set_calibration_alert(false);
+  }
+  if (metrics.position().attempts_made != attempts) state.SkipWithError("attempts were lost");
+}
+
 }  // namespace
 
-BENCHMARK_CAPTURE(clean_attempt, without_watchdog, false)->Arg(1)->Arg(100);
-BENCHMARK_CAPTURE(clean_attempt, with_watchdog, true)->Arg(1)->Arg(100);
+BENCHMARK_CAPTURE(clean_attempt, without_watchdog, false, false, "")->Arg(1)->Arg(100);
+BENCHMARK_CAPTURE(clean_attempt, with_watchdog, true, false, "")->Arg(1)->Arg(100);
+BENCHMARK_CAPTURE(clean_attempt, control, true, false, "")->Arg(1)->Arg(100);
+BENCHMARK_CAPTURE(clean_attempt, with_record, true, true, kNoStateWrites)->Arg(1)->Arg(100);
+BENCHMARK_CAPTURE(clean_attempt, with_record_and_state, true, true, "")->Arg(1)->Arg(100);
+BENCHMARK(metrics_of_a_clean_attempt);
 
 BENCHMARK_MAIN();
