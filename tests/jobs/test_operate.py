@@ -96,13 +96,6 @@ class Metrics(JobTest):
         self.assertIn(f"cannot serve metrics on 127.0.0.1 port {port}", job.err)
         self.assertIn("Nothing was trained", job.err)
 
-    def pace(self, job, seconds):
-        """Attempts a second, by what rank 0 serves."""
-        before = total(self.scrape(job), "holdfast_attempts_total")
-        start = time.monotonic()
-        time.sleep(seconds)
-        return (total(self.scrape(job), "holdfast_attempts_total") - before) / (time.monotonic() - start)
-
     def scrape(self, job):
         (url,) = re.findall(r"^metrics: (http://127\.0\.0\.1:\d+/metrics)$", job.out, re.MULTILINE)
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -124,15 +117,16 @@ class Metrics(JobTest):
 
         # Those that connect, ask and never read, and those that never ask, do not hold training up.
         port = int(re.search(r":(\d+)/", url)[1])
-        alone = self.pace(job, 1.5)
         stalled = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
         for connection in stalled[::2]:
             connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        beside = self.pace(job, 1.5)
+        before = total(self.scrape(job), "holdfast_attempts_total")
+        time.sleep(1.5)
+        made = total(self.scrape(job), "holdfast_attempts_total") - before
         for connection in stalled:
             connection.close()
-        # A step that waited for one of them would take their three seconds.
-        self.assertGreater(beside, alone / 4, f"{alone} attempts a second before, {beside} with stalled scrapers")
+        # A step that waited for one of them would take their three seconds. No finer, on a machine that is shared.
+        self.assertGreaterEqual(made, 3, "attempts in a second and a half, beside stalled scrapers")
 
         def ranks_were_heard():
             shown = strict_json(holdfast("status", run_dir, "--json").stdout)
