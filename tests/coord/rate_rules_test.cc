@@ -213,8 +213,13 @@ TEST(CoordinatorRates, ACleanAttemptAllocatesNothing) {
       "rate_rules { name: 'long' window_attempts: 10000 max_skips: 5 least_attempts: 1 }");
   for (int i = 0; i < 5; ++i) rank0.bad();
   rank0.clean();  // ends the row of skips, which is written
+  rank0.coordinator->metrics().set_watched("a name that is too long to be kept within a string", 1);
   const long before = g_allocations;
-  for (int i = 0; i < 100; ++i) rank0.clean();  // skips leave the short window meanwhile
+  for (int i = 0; i < 100; ++i) {
+    rank0.clean();  // skips leave the short window meanwhile
+    rank0.coordinator->metrics().set_watched("a name that is too long to be kept within a string", i);
+    EXPECT_FALSE(rank0.coordinator->stop_requested());
+  }
   EXPECT_EQ(g_allocations - before, 0);
 }
 

@@ -238,7 +238,8 @@ class Commands(unittest.TestCase):
         for words, expected in (("holdfast st", "status stop"), ("holdfast policy ch", "check"),
                                 ("holdfast policy check --j", "--json"), ("holdfast ack runs/x --no", "--note"),
                                 ("holdfast stop --t", "--timeout")):
-            done = subprocess.run(["bash", "-c", script + ask.format(words)], capture_output=True, text=True, timeout=20)
+            done = subprocess.run(["bash", "-c", script + ask.format(words)], capture_output=True, text=True,
+                                  timeout=20)
             self.assertEqual((expected, ""), (done.stdout.strip(), done.stderr), words)
 
 
