@@ -123,6 +123,22 @@ TEST(RunMonitor, ARunThatWasTakenOverLeavesTheFilesAlone) {
   EXPECT_EQ(access(stop_request_path(run.run_dir).c_str(), F_OK), 0);
 }
 
+TEST(RunMonitor, WhatCannotBeWrittenIsSaidOnceAndChangesNothing) {
+  const TempDir temp;
+  LiveRun run(temp);
+  std::filesystem::remove(run.run_dir + "/metrics.prom");
+  std::filesystem::create_directory(run.run_dir + "/metrics.prom");
+  testing::internal::CaptureStderr();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));  // a round of the thread
+  run.rank0->run_finished(1, 7, 7);
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::size_t first = said.find("cannot write " + run.run_dir + "/metrics.prom");
+  EXPECT_NE(first, std::string::npos) << said;
+  EXPECT_EQ(said.find("cannot write", first + 1), std::string::npos) << said;
+  EXPECT_EQ(status_of(run.run_dir)["exit_code"], 0);
+  EXPECT_EQ(events_named(run.run_dir, "run_finished").size(), 1u);
+}
+
 // 4096 ranks are not written out each second.
 TEST(RunMonitor, OfManyRanksThoseFurthestBehindAreShown) {
   const TempDir temp;
