@@ -37,8 +37,7 @@ HOLDFAST_DEVICE double add_square(double acc, double v) { return __fma_rn(v, v, 
 HOLDFAST_DEVICE std::uint32_t larger_pair(std::uint32_t a, std::uint32_t b) { return __vmaxu2(a, b); }
 // Two fp16, sign and all.
 HOLDFAST_DEVICE void widen_pair(std::uint32_t word, float& low, float& high) {
-  const __half2_raw raw = {static_cast<unsigned short>(word), static_cast<unsigned short>(word >> 16)};
-  const float2 wide = __half22float2(raw);
+  const float2 wide = __half22float2(reinterpret_cast<const __half2&>(word));
   low = wide.x;
   high = wide.y;
 }
