@@ -260,6 +260,11 @@ Status CudaScanPlan::Impl::upload(const cuda::ScanPlan& plan) {
   const auto& bytes = image.bytes();
   status = check(cudaMemcpy(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   if (!status.ok()) return status;
+  // Kernels are loaded when they are first used, which a capture may not allow for.
+  cudaFuncAttributes unused;
+  status = check(cudaFuncGetAttributes(&unused, reinterpret_cast<const void*>(scan_tiles)),
+                 "cudaFuncGetAttributes");
+  if (!status.ok()) return status;
   // A copy from pageable memory may return before it has arrived; a launch may be on any stream.
   status = check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   auto* base = static_cast<std::byte*>(memory);

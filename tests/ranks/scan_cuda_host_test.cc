@@ -1,36 +1,15 @@
 // What the CUDA kernel computes, walked through on a CPU, has the bits of the CPU's own scan.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cstring>
 #include <random>
 #include <string>
 
 #include "ranks/scan_cuda_host.h"
+#include "ranks/scan_patterns.h"
 
 namespace holdfast {
 namespace {
-
-using Memory = std::vector<std::byte>;
-
-const std::vector<DType>& float_dtypes() {
-  static const std::vector<DType> all = {DType::kFloat64,   DType::kFloat32,      DType::kFloat16,
-                                         DType::kBFloat16,  DType::kFloat8E4M3FN, DType::kFloat8E5M2,
-                                         DType::kComplex64, DType::kComplex128};
-  return all;
-}
-
-std::vector<std::uint64_t> bits_of(const Probe& probe) {
-  return {probe.count,
-          probe.bad.nan,
-          probe.bad.pos_inf,
-          probe.bad.neg_inf,
-          static_cast<std::uint64_t>(probe.first_bad),
-          std::bit_cast<std::uint64_t>(probe.abs_max),
-          std::bit_cast<std::uint64_t>(probe.squares.small),
-          std::bit_cast<std::uint64_t>(probe.squares.medium),
-          std::bit_cast<std::uint64_t>(probe.squares.large)};
-}
 
 void expect_same(const std::vector<TensorView>& views, const std::string& what) {
   cuda::ScanPlan plan;
@@ -49,52 +28,6 @@ Memory memory_of(const std::vector<Bits>& patterns) {
   Memory memory(patterns.size() * sizeof(Bits));
   std::memcpy(memory.data(), patterns.data(), memory.size());
   return memory;
-}
-
-void put(Memory& memory, std::size_t at, std::uint64_t pattern, DType dtype, std::size_t width) {
-  if (dtype == DType::kComplex64 || dtype == DType::kComplex128) width /= 2;
-  std::memcpy(&memory[at * width], &pattern, width);
-}
-
-// Any patterns, or values near to each other, as those of a gradient are, times 2^exponent.
-Memory random_memory(std::size_t bytes, DType dtype, std::mt19937_64& random, bool even, int exponent = 0) {
-  std::vector<std::uint64_t> words(bytes / 8 + 1);
-  for (std::uint64_t& word : words) word = random();
-  std::normal_distribution<double> normal;
-  for (std::uint64_t& word : words) {
-    if (!even) break;
-    const double wide = std::ldexp(normal(random), exponent);
-    const auto narrow = std::bit_cast<std::uint32_t>(static_cast<float>(wide));
-    switch (dtype) {
-      case DType::kFloat64:
-      case DType::kComplex128: word = std::bit_cast<std::uint64_t>(wide); break;
-      case DType::kFloat32:
-      case DType::kComplex64:
-      case DType::kBFloat16: word = std::uint64_t{narrow} << 32 | (narrow ^ (word & 0xff00ff)); break;
-      default: word &= 0xbfbfbfbfbfbfbfbfu;  // an exponent bit less: all finite
-    }
-  }
-  Memory memory(bytes);
-  std::memcpy(memory.data(), words.data(), bytes);
-  return memory;
-}
-
-struct Bad {
-  std::uint64_t nan, pos_inf, neg_inf, largest;
-};
-
-Bad patterns_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-    case DType::kComplex128:
-      return {0x7ff0000000000001u, 0x7ff0000000000000u, 0xfff0000000000000u, 0x7fefffffffffffffu};
-    case DType::kFloat32:
-    case DType::kComplex64: return {0x7f800001u, 0x7f800000u, 0xff800000u, 0x7f7fffffu};
-    case DType::kFloat16: return {0xfc01u, 0x7c00u, 0xfc00u, 0x7bffu};
-    case DType::kBFloat16: return {0x7f81u, 0x7f80u, 0xff80u, 0xff7fu};
-    case DType::kFloat8E5M2: return {0x7du, 0x7cu, 0xfcu, 0x7bu};
-    default: return {0x7fu, 0xffu, 0x7fu, 0xfeu};
-  }
 }
 
 TEST(ScanCudaHost, AgreesOnEachPatternOf16Bits) {
