@@ -38,8 +38,8 @@ inline Probe to_probe(const CudaProbe& probe) {
 
 // A list of tensors on one device, ready to be scanned again and again: each attempt's gradients, say. The
 // results are those of scan(), bit for bit. Local; any thread, but a plan is one scan at a time: launches of
-// it must not overlap, so keep to one stream. The plan's tables and its workspace lie in device memory, some
-// 28 bytes for each 128 KiB that are scanned (fp8: four times that) and 200 for each tensor.
+// it must not overlap, so keep to one stream. Its tables and its workspace lie in device memory: at most 100
+// bytes for each 128 KiB that are scanned, and some 200 for each tensor.
 class CudaScanPlan {
  public:
   // `tensors` are contiguous, hold at most 2^48 bytes in all, and lie in memory that the current device can
@@ -63,8 +63,8 @@ class CudaScanPlan {
   std::size_t size() const;  // tensors
 
   // In device memory, written by each launch: the results, in the order of the list; and 1 when an element of
-  // any tensor is not finite, else 0, for a kernel that is to leave an update out (before the first launch
-  // 0).
+  // any tensor is not finite, else 0, for a kernel that is to leave an update out. Before the first launch
+  // the flag is 0, and a launch that failed leaves both as they were.
   const CudaProbe* device_results() const;
   const std::uint32_t* device_skip_flag() const;
 
