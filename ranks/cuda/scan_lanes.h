@@ -8,6 +8,7 @@
 //   top()                 the largest Thread::top
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "holdfast/sum_of_squares.h"
@@ -92,7 +93,9 @@ HOLDFAST_DEVICE Pack load_aligned(const Bits* p) {
   const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
 #else
-  return *reinterpret_cast<const Pack*>(p);
+  Pack pack;
+  std::memcpy(&pack, p, sizeof(pack));
+  return pack;
 #endif
 }
 
