@@ -47,7 +47,8 @@ struct Add {
 };
 
 std::uint32_t read_words(const std::uint32_t* words, std::size_t count) {
-  return hn::GetLane(fold(words, count, Or()));
+  const hn::CappedTag<std::uint32_t, 16> d;
+  return hn::GetLane(hn::MaxOfLanes(d, fold(words, count, Or())));
 }
 float add_squares(const float* values, std::size_t count) {
   const hn::CappedTag<float, 16> d;
