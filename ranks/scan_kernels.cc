@@ -12,7 +12,6 @@
 
 // Vectors of a size known at compile time, so that they can be kept in arrays.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -221,15 +220,18 @@ struct Rows {
   }
 };
 
-// A page ahead, where the processor's own prefetchers do not go: without it the next page is waited for,
-// since the additions leave less room to look ahead than a plain read has.
+// A page or two ahead, where the processor's own prefetchers do not go: without it the next page is waited
+// for, since the additions leave less room to look ahead than a plain read has. Narrow types, on which more
+// work is done for each cache line, gain more from the second-level cache.
 template <class Bits>
 HWY_INLINE void prefetch_row(const Bits* row) {
-  constexpr std::size_t kAhead = 4096;
+  constexpr bool kNarrow = sizeof(Bits) < 4;
+  constexpr std::size_t kAhead = kNarrow ? 8192 : 4096;
   constexpr std::size_t kCacheLine = 64;
   constexpr std::size_t kRowBytes = sizeof(Bits) * (sizeof(Bits) == 8 ? kLanes64 : kLanes);
   const char* ahead = reinterpret_cast<const char*>(row) + kAhead;
-  for (std::size_t at = 0; at < kRowBytes; at += kCacheLine) hwy::Prefetch(ahead + at);
+  for (std::size_t at = 0; at < kRowBytes; at += kCacheLine)
+    __builtin_prefetch(ahead + at, 0, kNarrow ? 2 : 3);
 }
 
 // At most kRows rows. The sum is not finite if an element is not, or if it overflows; zeros after the last
