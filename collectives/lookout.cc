@@ -69,6 +69,7 @@ bool Lookout::all_answered() const {
 
 Lookout::Move Lookout::conclude(const Answer& own) {
   asked_ = -1;
+  hurried_ = false;
   suspected_ = false;  // whoever still stands still says so again
   if (speaker_is_connected() && peers_.at(options_.defers_to).answered) return Move::kNothing;
   Place front = own.place;

@@ -41,7 +41,7 @@ class Lookout {
   Lookout(RankIdentity self, std::vector<RankIdentity> peers, Options options);
 
   void suspect() { suspected_ = true; }
-  void hurry() { hurried_ = suspected_ = true; }  // suspect, and conclude sooner from now on
+  void hurry() { hurried_ = suspected_ = true; }  // suspect, and conclude sooner this time
   void answered(int rank, const Answer& answer);
   void closed(int rank);   // without goodbye
   void goodbye(int rank);  // it is done and will close

@@ -116,7 +116,7 @@ class Watchdog::Impl {
   void watch();
   void on_tick();
   void raise_suspicion();
-  void hurry();
+  void end_soon();
   Answer answer() const;
   std::vector<RankReport> reports() const;
   void on_server_frame(FrameType type, Dialer& from);
@@ -140,7 +140,7 @@ class Watchdog::Impl {
   std::vector<std::shared_ptr<Dialer>> dialers_;  // to rank 0 and to the deputy
   std::size_t goodbyes_ = 0;                      // of those two
   std::optional<Lookout> lookout_;                // on rank 0 and on the deputy
-  bool hurried_ = false;
+  std::int64_t since_asked_to_end_ = 0;  // ticks
   int just_woken_ = 0;                // ticks left in which a closed connection is this rank's own fault
   std::int64_t since_suspicion_ = 0;  // ticks
   std::int64_t since_report_ = 0;     // ticks
@@ -293,7 +293,7 @@ void Watchdog::Impl::on_tick() {
             " was stopped for a while, and finds that others have left");
     }
   }
-  if (!hurried_ && options_.asked_to_end && options_.asked_to_end()) hurry();
+  if (options_.asked_to_end && options_.asked_to_end()) end_soon();
   if (clock_.overdue()) {
     if (dialers_.empty() && !lookout_) leave_alone();
     raise_suspicion();
@@ -342,10 +342,12 @@ void Watchdog::Impl::raise_suspicion() {
   if (!lookout_ && ++unheard_ > ticks(kUnheardTime, options_.tick)) leave_alone();
 }
 
-void Watchdog::Impl::hurry() {
-  hurried_ = true;
-  for (const auto& dialer : dialers_) dialer->send(FrameType::kSuspect, kHurry);
-  if (lookout_) lookout_->hurry();
+// At once and in a hurry, and then again from time to time: somebody may have answered and stopped right after.
+void Watchdog::Impl::end_soon() {
+  const bool first = since_asked_to_end_ == 0;
+  if (since_asked_to_end_++ % ticks(kRepeatTime, options_.tick) != 0) return;
+  for (const auto& dialer : dialers_) dialer->send(FrameType::kSuspect, first ? kHurry : "");
+  if (lookout_) first ? lookout_->hurry() : lookout_->suspect();
 }
 
 void Watchdog::Impl::on_server_frame(FrameType type, Dialer& from) {

@@ -38,9 +38,8 @@ Probe by_chunks(DType dtype, std::size_t count, Visit visit) {
 Probe scale_and_scan(std::span<float> values, float factor) {
   if (factor == 1.0f) return scan(TensorView::of(values));
   return by_chunks(DType::kFloat32, values.size(), [&](std::size_t begin, std::size_t count) {
-    const std::span<float> part = values.subspan(begin, count);
-    for (float& value : part) value *= factor;
-    return part.data();
+    scale(values.data() + begin, static_cast<std::int64_t>(count), factor);
+    return values.data() + begin;
   });
 }
 
@@ -57,9 +56,7 @@ Probe widen_and_scan(std::span<const std::uint16_t> values, DType dtype, float f
   return by_chunks(DType::kFloat32, values.size(), [&](std::size_t begin, std::size_t count) {
     const std::span<float> part = out.subspan(begin, count);
     widen(values.subspan(begin, count), dtype, part);
-    if (factor != 1.0f) {
-      for (float& value : part) value *= factor;
-    }
+    if (factor != 1.0f) scale(part.data(), static_cast<std::int64_t>(count), factor);
     return part.data();
   });
 }

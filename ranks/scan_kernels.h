@@ -34,4 +34,7 @@ std::int64_t chunk_elements(DType dtype);
 // `first_bad` is counted from the beginning of `data`.
 Probe scan_chunk(DType dtype, const void* data, std::int64_t count);
 
+// values[i] *= factor.
+void scale(float* values, std::int64_t count, float factor);
+
 }  // namespace holdfast

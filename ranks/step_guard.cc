@@ -372,6 +372,15 @@ Probe StepGuard::observe(Stage stage, std::string_view tensor, const TensorView&
   return impl_->observe(stage, tensor, view, offset);
 }
 
+Probe StepGuard::observe(Stage stage, std::string_view tensor, const SparseView& gradient) {
+  Probe probe;
+  if (Status s = scan_sparse(gradient, &probe); !s.ok()) {
+    impl_->log_.set_error(stage, std::string(tensor) + ": " + s.message());
+  }
+  impl_->add(stage, tensor, probe, 0);
+  return probe;
+}
+
 void StepGuard::observe_measured(Stage stage, std::string_view tensor, const Probe& probe,
                                  std::int64_t offset) {
   impl_->add(stage, tensor, probe, offset);

@@ -19,6 +19,10 @@ void* counted(std::size_t size) {
 #define KEPT_APART [[gnu::noinline]]
 KEPT_APART void* operator new(std::size_t size) { return counted(size); }
 KEPT_APART void* operator new[](std::size_t size) { return counted(size); }
+KEPT_APART void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  ++g_allocations;
+  return std::malloc(size == 0 ? 1 : size);
+}
 KEPT_APART void operator delete(void* memory) noexcept { std::free(memory); }
 KEPT_APART void operator delete[](void* memory) noexcept { std::free(memory); }
 KEPT_APART void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -196,6 +196,8 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
                  "repeated");
   app.add_flag("--print-digests", options->print_digests, "One line a rank at the end: digests of all state");
   app.add_flag("--print-rates", options->print_rates, "One line an attempt: the learning rate of its update");
+  app.add_flag("--print-timing", options->print_timing,
+               "One line at the end: seconds of rank 0's median and mean attempt");
   app.add_option("--evaluate", options->evaluate, "Test samples at the end; -1 for all of them")
       ->check(CLI::Range(-1, 1 << 30));
   const std::map<std::string, Progress::Mode> modes = {{"auto", Progress::Mode::kAuto},

@@ -41,6 +41,7 @@ struct Options {
   std::vector<std::uint64_t> omitted_updates;  // attempts
   bool print_digests = false;
   bool print_rates = false;
+  bool print_timing = false;
   std::int64_t evaluate = -1;  // test samples at the end; -1 for all
   Progress::Mode progress = Progress::Mode::kAuto;
 

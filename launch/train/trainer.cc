@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "holdfast/step_guard.h"
+#include "train/attempt_times.h"
 #include "train/gradient_bucket.h"
 #include "train/prepare.h"
 #include "train/replica.h"
@@ -52,7 +53,9 @@ class Trainer {
 
   Ending run() {
     for (bool data_left = true; data_left && attempt_ < options_.steps;) {
+      times_.begin();
       const Decision decision = one_attempt();
+      times_.end();
       if (decision.ends_run()) return abandon(decision);
       data_left = !decision.last_attempt_with_data;
     }
@@ -67,6 +70,7 @@ class Trainer {
   void report() {
     print_score();
     if (options_.print_digests) print_digests();
+    if (options_.print_timing) say(times_.describe());
     say(fmt::format("done: {} attempts, {} updates, {} skipped", attempt_, replica_.updates(), skips_));
   }
 
@@ -439,6 +443,7 @@ class Trainer {
   double loss_ = 0.0;           // of this rank; after the reduction the mean over the ranks
   double gradient_norm_ = 0.0;  // unscaled; NaN when the reduced gradient is not finite
   UpdateScale update_scale_;
+  AttemptTimes times_;
   std::vector<Probe> reduced_;        // of the reduced gradient, by tensor
   std::vector<char> buffers_before_;  // when its update is to be omitted
   std::string name_;                  // see state_name()

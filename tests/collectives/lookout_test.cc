@@ -239,6 +239,18 @@ TEST(LookoutHurried, WhereEverybodyAnswersNothingIsSaid) {
   EXPECT_EQ(world.run(), kAskOnly);
 }
 
+TEST(LookoutHurried, TheNextInquiryIsInNoHurryAnyMore) {
+  LookoutWorld world(4, 0);
+  world.everybody(kMoving);
+  world.lookout().hurry();
+  EXPECT_EQ(world.run(), kAskOnly);
+  world.silence(2);
+  world.lookout().suspect();
+  EXPECT_EQ(world.run(LookoutWorld::kAnswerTicks), kAskOnly);
+  EXPECT_EQ(world.tick(), Lookout::Move::kLeave);
+  EXPECT_EQ(missing_text(world.lookout().departure()), "2 silent");
+}
+
 // An orderly stop: the ranks leave one after the other, and one is still asked where it is.
 TEST(LookoutHurried, WhoHasLeftIsNotMissedWhileNobodyWaitsForIt) {
   for (const int self : {0, 1}) {

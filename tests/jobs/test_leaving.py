@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 import unittest
 
 from jobs import JobTest, until
@@ -80,9 +81,9 @@ class Leaving(JobTest):
 class Terminated(JobTest):
     """SIGTERM to one rank, long before the deadline: a launcher that lost a host sends it, and an operator."""
 
-    def start_training(self, **settings):
+    def start_training(self, *options, **settings):
         run_dir = self.new_run_dir()
-        command = self.trainer(run_dir=run_dir, steps=10**6, policy="attempt_deadline_seconds: 60")
+        command = self.trainer(*options, run_dir=run_dir, steps=10**6, policy="attempt_deadline_seconds: 60")
         job = self.start(4, command, run_dir, **settings)
         job.wait_for_attempts()
         return job
@@ -118,6 +119,15 @@ class Terminated(JobTest):
     def test_sigterm_while_a_rank_is_stopped_is_84_from_mpirun(self):
         job = self.start_training()
         pids = self.stop_and_tell(job, stopped=3, told=0)
+        self.assertEqual(84, job.wait(timeout=SLACK).code, job)
+        self.assert_silent(job, 3, pids[3])
+
+    def test_a_rank_that_stops_after_sigterm_is_found_too(self):
+        job = self.start_training("--inject", f"hang@backward,rank=3,attempt={ATTEMPT}")
+        pids = job.pids()
+        os.kill(pids[0], signal.SIGTERM)
+        time.sleep(1)  # all are there, and answer
+        os.kill(pids[3], signal.SIGSTOP)
         self.assertEqual(84, job.wait(timeout=SLACK).code, job)
         self.assert_silent(job, 3, pids[3])
 

@@ -286,6 +286,23 @@ TEST(StepGuardFaults, AMeasurementMadeElsewhereCounts) {
   EXPECT_EQ(events[0]["origins"][0]["index"], 101);
 }
 
+TEST(StepGuardFaults, ASparseGradientIsJudgedAsTheOptimizerSeesIt) {
+  run_guarded(2, guard_options(kSkipAnything), [](StepGuard& guard, int rank) {
+    const std::vector<std::int64_t> rows = {4, 4};
+    const std::vector<float> values = {3e38f, 3e38f};
+    const auto see = [&](std::int64_t elements) {
+      if (rank == 1)
+        guard.observe(Stage::kBackward, "embedding", SparseView{rows, TensorView::of(values), elements});
+    };
+    const Decision decision = attempt(guard, [&] { see(1); });
+    EXPECT_EQ(decision.action, Action::kSkip);
+    EXPECT_NE(decision.reason.find("in embedding[4]"), std::string::npos) << decision.reason;
+    EXPECT_NE(
+        attempt(guard, [&] { see(7); }).reason.find("embedding: a sparse gradient of 2 rows of 7 elements"),
+        std::string::npos);
+  });
+}
+
 // Field case 10.
 TEST(StepGuardFaults, AnUnknownDtypeIsAnError) {
   run_guarded(2, guard_options(), [](StepGuard& guard, int rank) {

@@ -32,6 +32,7 @@
 #include "holdfast/coord/sample_source.h"
 #include "holdfast/loss_scaler.h"
 #include "holdfast/scan.h"
+#include "holdfast/sparse_scan.h"
 #include "holdfast/tensor_view.h"
 
 namespace holdfast {
@@ -123,6 +124,9 @@ class StepGuard {
   // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a
   // piece of the tensor that begins at element `offset`. A dtype that is not known is this rank's error.
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset = 0);
+
+  // The same for a sparse gradient, see scan_sparse(); what that refuses is this rank's error.
+  Probe observe(Stage stage, std::string_view tensor, const SparseView& gradient);
 
   // The same with a measurement that was made before, by scan() or by one of fused_scan.h.
   void observe_measured(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset = 0);

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds the CUDA scan with nvcc alone (no CMake, MPI, Protobuf or GoogleTest), for the GPU that is there, and checks it:
+# the CPU's bits, CUDA graphs, speed.
+#
+#   tests/gpu/check.sh [--build-only] [--no-speed] [--dir BUILD_FOLDER]
+#
+# Exit status: 0, or 1 when a result differs, the build fails or an argument is wrong; 77 without nvcc or a GPU.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+out=$root/build-gpu-check
+build_only=0
+arguments=()
+while (($#)); do
+  case $1 in
+    --build-only) build_only=1 ;;
+    --no-speed) arguments+=(--no-speed) ;;
+    --dir)
+      out=${2:?--dir wants a folder}
+      shift
+      ;;
+    *)
+      sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2
+      exit 1
+      ;;
+  esac
+  shift
+done
+
+PATH=$PATH:/usr/local/cuda/bin
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d ' .') || capability=
+if ! [[ $capability =~ ^[0-9]+$ ]]; then
+  if ((!build_only)); then
+    echo "not run: no GPU"
+    exit 77
+  fi
+  capability=90
+fi
+if ! command -v nvcc >/dev/null; then
+  echo "not run: no nvcc"
+  exit 77
+fi
+
+mkdir -p "$out"
+cd "$root"
+common=(-std=c++20 -O3 -Iranks/include -Icollectives/include -Iranks -Itests)
+host=("${common[@]}" -ffp-contract=off -Wall -Wextra)
+device=("${common[@]}" -arch="sm_$capability" --fmad=false -diag-suppress=2810 -Xcompiler=-Wall,-Wextra)
+sources=(ranks/tensor_view.cc ranks/cuda/scan_plan.cc collectives/status.cc tests/gpu/reference.cc)
+libraries=()
+if echo '#include <hwy/targets.h>
+int main() { return hwy::SupportedTargets() == 0; }' | g++ -std=c++20 -x c++ - -lhwy -o "$out/hwy" 2>/dev/null; then
+  sources+=(ranks/scan.cc ranks/scan_kernels.cc)
+  libraries=(-lhwy)
+else
+  host+=(-DHOLDFAST_CHECK_WITHOUT_HIGHWAY=1)
+fi
+
+objects=()
+jobs=()
+compile() { # compiler source options...
+  local object
+  object=$out/$(basename "$2").o
+  objects+=("$object")
+  "$1" "${@:3}" -c "$2" -o "$object" &
+  jobs+=($!)
+}
+for source in ranks/cuda/scan_cuda.cu tests/gpu/scan_check.cu tests/gpu/scan_speed.cu; do
+  compile nvcc "$source" "${device[@]}"
+done
+for source in "${sources[@]}"; do compile g++ "$source" "${host[@]}"; done
+for job in "${jobs[@]}"; do wait "$job"; done
+nvcc -arch="sm_$capability" "${objects[@]}" ${libraries[@]+"${libraries[@]}"} -o "$out/scan_check"
+echo "built for sm_$capability: $out/scan_check"
+((build_only)) || "$out/scan_check" ${arguments[@]+"${arguments[@]}"}
