@@ -38,21 +38,29 @@ trap 'rm -rf "$scratch"' EXIT
 run() { # NAME options...
   local name=$1 log=$scratch/log
   shift
-  rm -rf "$scratch/run"
+  rm -rf "$scratch/run" "$scratch/$name"
   mpirun --oversubscribe -np "$ranks" "$trainer" --steps "$attempts" --progress off --evaluate 0 --print-timing \
     --print-digests --run-dir "$scratch/run" "$@" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
-  grep -o 'parameters=[0-9a-f]*' "$log" | sort -u >"$scratch/$name"
+  grep -o 'parameters=.* rng=' "$log" | sort -u >"$scratch/$name"
+  (($(wc -l <"$scratch/$name") == 1)) || { echo "overhead.sh: replicas differ" >&2; cat "$log" >&2; exit 1; }
   sed -n 's/^timing .*median=\([0-9.]*\).*/\1/p' "$log"
 }
 
 for ((round = 1; round <= pairs; ++round)); do
   # In another order every other round, so that a machine that warms up favours nobody.
   if ((round % 2)); then
-    a=$(run a --guard off "$@") g=$(run g "$@") b=$(run b --guard off "$@")
+    a=$(run a --guard off "$@")
+    g=$(run g "$@")
+    b=$(run b --guard off "$@")
   else
-    b=$(run b --guard off "$@") g=$(run g "$@") a=$(run a --guard off "$@")
+    b=$(run b --guard off "$@")
+    g=$(run g "$@")
+    a=$(run a --guard off "$@")
   fi
-  cmp -s "$scratch/a" "$scratch/g" || { echo "overhead.sh: guarded and unguarded parameters differ" >&2; exit 1; }
+  cmp -s "$scratch/a" "$scratch/g" && cmp -s "$scratch/a" "$scratch/b" || {
+    echo "overhead.sh: guarded and unguarded state differ" >&2
+    exit 1
+  }
   echo "round $round unguarded=$a guarded=$g unguarded=$b s"
   echo "$a $g $b" >>"$scratch/rounds"
 done

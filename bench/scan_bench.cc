@@ -128,7 +128,7 @@ void summarise_alternatives(DType dtype, const Memory& memory) {
   print_ratio(what, "scan_over_norm_alone", seconds[2] / seconds[0]);
 }
 
-// How much longer it takes when no value is finite.
+// The speed where no value is finite, as a part of that where all are.
 void summarise_bad(DType dtype, const Memory& memory) {
   const std::size_t bytes = std::size_t{64} << 20;
   const TensorView good = view_of(memory, dtype, bytes);

@@ -312,6 +312,10 @@ Decision Coordinator::handle(const Incident& incident) {
   memory_->set_attempt(incident.attempt + (skipped ? 1 : 0));
   memory_->set_update(incident.update);
   if (skipped) memory_->set_skips(memory_->skips() + 1);
+  if (skipped && incident.loss_scale && incident.loss_scale->after_skip) {
+    const LossScaleView::State& after = *incident.loss_scale->after_skip;
+    keep_loss_scale(after.scale, after.clean_updates, after.overflows_to_halve);
+  }
   if (decision.ends_run()) end_epoch(&decision, &incident);
 
   Json fields = incident_json(incident, *policy_, topology_, suspects_);

@@ -127,6 +127,10 @@ void Coordinator::drop_samples(const Incident& incident, bool calibration) {
     where["reason"] = error.what();
     record("samples_unknown", std::move(where));
     return;
+  } catch (...) {
+    where["reason"] = "exception of unknown type";
+    record("samples_unknown", std::move(where));
+    return;
   }
   while (const std::optional<DroppedDataSkew> skew = dropped_->next_skew()) {
     Json fields = where;

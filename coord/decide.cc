@@ -72,6 +72,14 @@ Decision skip_pending_defect(const Policy& policy, SkipBudget budget, const Inci
                       incident.describe())};
 }
 
+Decision on_spoilt_end(const Incident& incident) {
+  return abort_run(
+      StatusCode::kNoCleanGeneration,
+      fmt::format("after the last attempt there is {}: the state has to be rolled back, and there is "
+                  "no checkpoint to roll back to",
+                  incident.describe()));
+}
+
 Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Incident& incident,
                        std::uint64_t pending_defects = 0) {
   if (incident.loss_scale && incident.loss_scale->exhausted && incident.verdict.gradient_overflow()) {
@@ -149,7 +157,9 @@ Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& 
                        fmt::format("ranks disagree: {}", describe_disagreement(incident)));
     case Verdict::Kind::kUpdateFailed: return on_failed_update(incident);
     case Verdict::Kind::kError: return on_error(policy, budget, incident);
-    case Verdict::Kind::kNonFinite: return on_non_finite(policy, budget, incident, pending_defects);
+    case Verdict::Kind::kNonFinite:
+      if (incident.closing) return on_spoilt_end(incident);
+      return on_non_finite(policy, budget, incident, pending_defects);
     case Verdict::Kind::kRequested: return on_request(policy, budget, incident);
     case Verdict::Kind::kClean: break;
   }

@@ -16,7 +16,8 @@ bool write_all(int fd, std::string_view bytes);
 // Puts `bytes` in the place of `path` (mode 0600): a reader, and whoever comes after a power cut, finds the
 // old file or the new one. By way of the file `fresh`, in the same folder and of this writer alone.
 // `last_look` is asked when that is on disk, right before it takes the other's place; when it is not ok,
-// nothing does. Otherwise INTERNAL, with the reason, on failure; the old file is then still there.
+// nothing does. Otherwise INTERNAL, with the reason, on failure; the old file is then still there, unless it
+// was only the folder that could not be synced.
 Status replace_file(const std::string& path, const std::string& fresh, std::string_view bytes,
                     const std::function<Status()>& last_look);
 

@@ -131,6 +131,7 @@ class MetricsEndpoint::Server {
 
 Status MetricsEndpoint::create(const std::string& address, int port, const RunMetrics& metrics,
                                std::unique_ptr<MetricsEndpoint>* out) {
+  if (port < 0 || port > 65535) return Status::usage(fmt::format("{} is no port for metrics", port));
   asio::error_code error;
   const asio::ip::address parsed = asio::ip::make_address(address, error);
   if (error) return Status::usage("the metrics' address '" + address + "' is not a numeric IP address");

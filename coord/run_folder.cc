@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "holdfast/coord/printable.h"
 #include "holdfast/coord/state.h"
 
 namespace holdfast {
@@ -26,13 +27,14 @@ Status make_private_folder(const std::string& path) {
   if (!parent.empty()) std::filesystem::create_directories(parent, error);
   if (error) return Status::usage("cannot make " + parent.string() + ": " + error.message());
   if (mkdir(path.c_str(), 0700) == 0) return Status();
-  if (errno != EEXIST || !std::filesystem::is_directory(path, error)) {
-    return Status::usage("cannot make the run folder " + path + ": " + std::strerror(EEXIST));
+  const int why = errno;
+  if (why != EEXIST || !std::filesystem::is_directory(path, error)) {
+    return Status::usage("cannot make the run folder " + path + ": " + std::strerror(why));
   }
   // Somebody else's folder is not ours to close to others, or to fill.
   const bool ours = std::filesystem::exists(path + "/lock", error) ||
                     std::filesystem::exists(path + "/events.jsonl", error);
-  if (!ours && !std::filesystem::is_empty(path, error)) {
+  if (!ours && !std::filesystem::is_empty(path, error) && !error) {
     return Status::usage("the run folder " + path + " is not empty, and no run made it; choose another");
   }
   if (error) return Status::usage("cannot look into the run folder " + path + ": " + error.message());
@@ -80,9 +82,10 @@ Status RunFolder::lock(const std::string& path) {
   for (int i = 0; i < kLockTries; ++i) {
     if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return Status();
+    if (errno != EWOULDBLOCK) return Status::usage("cannot lock " + lock_path + ": " + std::strerror(errno));
   }
-  return Status::usage("the run folder " + path + " is in use by another run (" + read_line(lock_fd_) +
-                       "); choose another with --run-dir");
+  return Status::usage("the run folder " + path + " is in use by another run (" +
+                       printable(read_line(lock_fd_)) + "); choose another with --run-dir");
 }
 
 std::optional<std::string> RunFolder::live_holder(const std::string& path) {

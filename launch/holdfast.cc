@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "cli/commands.h"
+#include "holdfast/coord/printable.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ Exit codes: 0 done   1 `stop` asked, and the run goes on still   64 usage, or no
             80 internal error)";
 
 int fail(const char* why, holdfast::StatusCode code) {
-  std::fprintf(stderr, "holdfast: %s\n", why);
+  std::fprintf(stderr, "holdfast: %s\n", holdfast::printable(why).c_str());
   return static_cast<int>(code);
 }
 

@@ -22,11 +22,14 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// acc + v * v, rounded once. Where the processor has no fused multiply-add the result is made by other means,
-// bit for bit.
+// acc + v * v, rounded once: bit for bit the same where the processor has no fused multiply-add.
 template <class D, class V>
 HWY_INLINE V add_square(D d, V acc, V v) {
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
+    (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
+  static_cast<void>(d);
+  return hn::MulAdd(v, v, acc);
+#else
   using T = hn::TFromD<D>;
   HWY_ALIGN T a[hn::MaxLanes(D())];
   HWY_ALIGN T x[hn::MaxLanes(D())];
@@ -34,9 +37,6 @@ HWY_INLINE V add_square(D d, V acc, V v) {
   hn::Store(v, d, x);
   for (std::size_t i = 0; i < hn::MaxLanes(D()); ++i) a[i] = std::fma(x[i], x[i], a[i]);
   return hn::Load(d, a);
-#else
-  static_cast<void>(d);
-  return hn::MulAdd(v, v, acc);
 #endif
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -22,16 +23,21 @@ Status check(const SparseView& gradient) {
                          " cannot be scanned");
   }
   const auto rows = static_cast<std::int64_t>(gradient.rows.size());
+  std::int64_t elements = 0;
   if (!gradient.values.strides.empty() || gradient.row_elements < 0 ||
-      gradient.values.element_count != rows * gradient.row_elements) {
+      __builtin_mul_overflow(rows, gradient.row_elements, &elements) ||
+      gradient.values.element_count != elements) {
     return Status::usage("a sparse gradient of " + std::to_string(rows) + " rows of " +
                          std::to_string(gradient.row_elements) + " elements has " +
                          std::to_string(gradient.values.element_count) +
                          " values, or they are not contiguous");
   }
-  const auto negative = std::ranges::find_if(gradient.rows, [](std::int64_t row) { return row < 0; });
-  if (negative != gradient.rows.end()) {
-    return Status::usage("a sparse gradient has row " + std::to_string(*negative));
+  const std::int64_t most =
+      std::numeric_limits<std::int64_t>::max() / std::max<std::int64_t>(1, gradient.row_elements);
+  const auto wrong =
+      std::ranges::find_if(gradient.rows, [&](std::int64_t row) { return row < 0 || row >= most; });
+  if (wrong != gradient.rows.end()) {
+    return Status::usage("a sparse gradient has row " + std::to_string(*wrong));
   }
   return Status();
 }

@@ -45,12 +45,16 @@ std::chrono::milliseconds milliseconds(double seconds) {
 Status start_watchdog(Collective& collective, const Policy& policy, const GuardOptions& guard_options,
                       Coordinator* coordinator, std::unique_ptr<Watchdog>* out) {
   const std::string& run_dir = guard_options.run_dir;
-  Bytes folder = run_dir.empty() ? "" : std::filesystem::absolute(run_dir).string();
+  // Rank 0's word on what decides which collectives follow: policies are compared in the first attempt only.
+  Bytes folder = policy.side_channel() ? "+" : "-";
+  if (!run_dir.empty()) folder += std::filesystem::absolute(run_dir).string();
   if (Status s = collective.broadcast(&folder); !s.ok()) return s;
+  const bool side_channel = folder.starts_with('+');
+  folder.erase(0, 1);
   Watchdog::Options options;
   options.deadline = milliseconds(policy.attempt_deadline_seconds());
   options.floor = milliseconds(policy.attempt_deadline_floor_seconds());
-  options.side_channel = policy.side_channel();
+  options.side_channel = side_channel;
   options.asked_to_end = guard_options.asked_to_end;
   if (coordinator != nullptr) {
     options.heard = [coordinator](std::vector<RankReport> reports) {
@@ -118,11 +122,17 @@ class StepGuard::Impl {
     attempt_ = position.attempt();
     updates_ = position.update();
     skips_ = position.skips();
-    if (scaler_ && position.has_loss_scale()) {
-      const auto& saved = position.loss_scale();
-      return scaler_->restore({saved.scale(), saved.clean_updates(), saved.overflows_to_halve()});
-    }
-    return Status();
+    return agree_on_status(collective_, take_loss_scale(position));
+  }
+
+  // What the policy of this start no longer allows is brought to the nearest that it does.
+  Status take_loss_scale(const RunState& position) {
+    if (!scaler_ || !position.has_loss_scale()) return Status();
+    const LossScaleOptions& options = scaler_->options();
+    const auto& saved = position.loss_scale();
+    return scaler_->restore({std::clamp(saved.scale(), options.smallest, options.largest),
+                             std::min(saved.clean_updates(), options.growth_interval - 1),
+                             std::min(saved.overflows_to_halve(), options.hysteresis)});
   }
 
   void progress(Phase phase) {
@@ -253,18 +263,17 @@ class StepGuard::Impl {
   }
 
   // For rank 0's memory, which is written before finish().
-  void keep_scaler(bool applied, bool overflowed) {
+  void keep_scaler() {
     if (!scaler_) return;
     LossScaler after = *scaler_;
-    if (applied) after.on_clean_update();
-    if (overflowed) after.on_overflow();
+    after.on_clean_update();
     const LossScaler::State& state = after.state();
     coordinator_->keep_loss_scale(state.scale, state.clean_updates, state.overflows_to_halve);
   }
 
   Decision apply() {
     if (coordinator_ && !closing_) {
-      keep_scaler(true, false);
+      keep_scaler();
       coordinator_->update_applied(epoch_, attempt_, updates_);
     }
     return {Action::kApply, StatusCode::kOk, {}};
@@ -282,10 +291,7 @@ class StepGuard::Impl {
     const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
     if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return failed(s);
     Bytes message;
-    if (coordinator_) {
-      keep_scaler(false, verdict.gradient_overflow());
-      message = encode_decision(coordinator_->handle(incident(verdict, reports)));
-    }
+    if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
     if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
     Decision decision;
     // Fails closed: an attempt that is not clean is never applied, not even by order.
@@ -297,7 +303,15 @@ class StepGuard::Impl {
 
   Incident incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
     Incident incident{epoch_, attempt_, updates_, verdict, {}, {}};
-    if (scaler_) incident.loss_scale = {scaler_->scale(), scaler_->exhausted_by_overflow()};
+    incident.closing = closing_;
+    if (scaler_) {
+      LossScaler after = *scaler_;
+      if (verdict.gradient_overflow()) after.on_overflow();
+      const LossScaler::State& state = after.state();
+      incident.loss_scale = {
+          scaler_->scale(), scaler_->exhausted_by_overflow(),
+          LossScaleView::State{state.scale, state.clean_updates, state.overflows_to_halve}};
+    }
     for (const Bytes& bytes : reports) {
       RankView view;
       if (!bytes.empty() && decode_rank_view(bytes, &view)) incident.views.push_back(std::move(view));

@@ -53,6 +53,7 @@ std::string describe_end(const std::string& run_dir) {
 
 Outcome stop(const Arguments& arguments) {
   const std::string& run_dir = arguments.run_dir;
+  if (!(arguments.timeout >= 0)) return {Status::usage("--timeout takes a number of seconds")};
   const std::optional<std::string> holder = RunFolder::live_holder(run_dir);
   if (!holder) return {Status::usage("no live run holds " + run_dir)};
   if (Status s = write_stop_request(run_dir, {*holder, who_asks()}); !s.ok()) return {s};

@@ -62,6 +62,7 @@ CLI::Validator finite(const std::string& name, bool (*allowed)(double)) {
 bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts) {
   int used = 0;
   unsigned long long count = 0;
+  if (text.find('-') != std::string::npos) return false;  // %llu would take it
   if (std::sscanf(text.c_str(), "%d=%llu%n", rank, &count, &used) != 2) return false;
   *attempts = count;
   return static_cast<std::size_t>(used) == text.size() && *rank >= 0 && count > 0;

@@ -53,9 +53,9 @@ class Trainer {
 
   Ending run() {
     for (bool data_left = true; data_left && attempt_ < options_.steps;) {
-      times_.begin();
+      if (options_.print_timing) times_.begin();
       const Decision decision = one_attempt();
-      times_.end();
+      if (options_.print_timing) times_.end();
       if (decision.ends_run()) return abandon(decision);
       data_left = !decision.last_attempt_with_data;
     }
@@ -125,7 +125,6 @@ class Trainer {
   void begin() {
     if (guard_ != nullptr) {
       guard_->begin();
-      if (stop_requested()) guard_->request_stop();
       if (data_ends_ > 0 && attempt_ + 1 >= data_ends_) guard_->no_next_batch();
     }
     if (omitted()) buffers_before_ = replica_.packed_buffers();
@@ -263,7 +262,10 @@ class Trainer {
   }
 
   Decision decide() {
-    if (guard_ != nullptr) return guard_->decide();
+    if (guard_ != nullptr) {
+      if (stop_requested()) guard_->request_stop();
+      return guard_->decide();
+    }
     return {Action::kApply, StatusCode::kOk, {}};
   }
 

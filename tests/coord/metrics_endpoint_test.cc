@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -86,7 +87,10 @@ TEST(MetricsEndpoint, ThoseThatStallAreDroppedAndMakeRoom) {
   std::vector<std::unique_ptr<Client>> silent;
   for (int i = 0; i < 100; ++i) silent.push_back(std::make_unique<Client>(*endpoint.server));
   EXPECT_TRUE(silent.back()->connected());
+  const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(silent.back()->read_all(), "") << "one too many";
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2))
+      << "closed at once, not in its time";
   EXPECT_EQ(silent.front()->read_all(), "") << "dropped after its time";
   EXPECT_TRUE(endpoint.ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 
 #include "coord/events.h"
@@ -162,7 +163,7 @@ TEST(RunFolder, ALookAtTheLockDoesNotKeepARunOut) {
   run.rank0.reset();
   EXPECT_EQ(RunFolder::live_holder(run.run_dir), std::nullopt);
   EXPECT_EQ(RunFolder::live_holder(temp / "nothing"), std::nullopt);
-  bool done = false;
+  std::atomic<bool> done = false;
   std::thread looker([&] {
     for (int i = 0; i < 1000 && !done; ++i) static_cast<void>(RunFolder::live_holder(run.run_dir));
   });

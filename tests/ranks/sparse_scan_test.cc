@@ -96,9 +96,10 @@ TEST(SparseScan, WhatCannotBeJudgedIsRefused) {
   const std::vector<std::int64_t> rows = {0, 1};
   const std::vector<float> values = {1, 2, 3, 4};
   const std::vector<std::int64_t> negative = {0, -1};
+  const std::vector<std::int64_t> far_away = {0, std::numeric_limits<std::int64_t>::max() / 2};
   for (const SparseView& view :
        {SparseView{rows, TensorView::of(values), 3}, SparseView{rows, TensorView::of(values), -2},
-        SparseView{negative, TensorView::of(values), 2},
+        SparseView{negative, TensorView::of(values), 2}, SparseView{far_away, TensorView::of(values), 2},
         SparseView{rows, TensorView::contiguous(values.data(), DType::kComplex64, 2), 1},
         SparseView{rows, TensorView::contiguous(values.data(), DType::kInt32, 4), 2}}) {
     EXPECT_EQ(scan_sparse(view, &probe).code(), StatusCode::kUsage);

@@ -265,5 +265,36 @@ TEST_F(StepGuardWatchdogDeathTest, APausedWatchdogWaits) {
               testing::ExitedWithCode(0), "");
 }
 
+// There is no attempt left to skip.
+TEST(StepGuardClose, ABufferThatTheLastUpdateSpoiltEndsTheRunWith85) {
+  const TempDir temp;
+  Decisions decisions(2);
+  run_guarded(2, guard_options(kSkipAnything, temp / "run"), [&](StepGuard& guard, int rank) {
+    std::vector<float> statistics = {1, 2};
+    guard.protect("statistics", statistics.data(), DType::kFloat32, 2);
+    decisions.add(rank, attempt(
+                            guard, [] {}, [&] { statistics[1] = kNanF; }));
+    decisions.add(rank, guard.close());
+  });
+  ASSERT_EQ(decisions.agreed_actions(), (Actions{"APPLY", "ABORT 85"}));
+  EXPECT_EQ(decisions.agreed()[1].exit_code(), 85);
+  EXPECT_TRUE(mentions(decisions.agreed()[1].reason,
+                       "after the last attempt there is 2 non-finite values at forward"))
+      << decisions.agreed()[1].reason;
+  EXPECT_TRUE(events_named(temp / "run", "attempt_skipped").empty());
+}
+
+// The others would wait for it in the collectives that follow.
+TEST(StepGuardCreate, RanksWhosePoliciesDifferInTheSideChannelStillMeet) {
+  ThreadGroup(2).run([](Collective& collective) {
+    GuardOptions options;
+    options.policy = collective.rank() == 0 ? "side_channel: false" : "side_channel: true";
+    std::unique_ptr<StepGuard> guard;
+    const Status status = StepGuard::create(collective, options, &guard);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(attempt(*guard, [] {}).exit_code(), 83);
+  });
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -2,6 +2,8 @@
 #include <unistd.h>
 
 #include "coord/events.h"
+#include "holdfast/coord/state.h"
+#include "holdfast/coord/state.pb.h"
 #include "ranks/guarded_ranks.h"
 
 namespace holdfast {
@@ -67,6 +69,33 @@ TEST(StepGuardResume, TheLossScalerGoesOnTheSame) {
       EXPECT_EQ(guard.loss_scale(), 512.0);
     });
   }
+}
+
+// The policy is read anew at each start; what it no longer allows is brought to the nearest that it does.
+TEST(StepGuardResume, ALossScaleMeetsATighterPolicy) {
+  const TempDir temp;
+  GuardOptions options = resuming(temp / "run", std::string(kSkipAnything) + " loss_scale { hysteresis: 2 }");
+  options.loss_scaling = true;
+  run_guarded(kRanks, options, [](StepGuard& guard, int) { EXPECT_TRUE(attempt(guard, [] {}).apply()); });
+  options.policy =
+      std::string(kSkipAnything) + " loss_scale { initial: 1024 largest: 1024 growth_interval: 1 }";
+  run_guarded(kRanks, options, [](StepGuard& guard, int) {
+    EXPECT_EQ(guard.loss_scale_state(), (LossScaler::State{1024, 0, 1}));
+  });
+}
+
+// The attempt is made again, with the scale it was made with.
+TEST(StepGuardResume, AnAbortLeavesTheLossScaleAsItWas) {
+  const TempDir temp;
+  GuardOptions options = resuming(temp / "run", "on_first: ABORT state_interval_attempts: 1");
+  options.loss_scaling = true;
+  run_guarded(kRanks, options, [&](StepGuard& guard, int rank) {
+    EXPECT_TRUE(attempt(guard, [] {}).apply());
+    EXPECT_EQ(bad_attempt(guard, rank).exit_code(), 81);  // NaN and no infinity
+  });
+  RunState state;
+  ASSERT_TRUE(read_state(temp / "run", &state).ok());
+  EXPECT_EQ(state.loss_scale().scale(), 65536);
 }
 
 TEST(StepGuardResume, AnAbortThatNobodyAnsweredForIsRefusedOnEveryRank) {

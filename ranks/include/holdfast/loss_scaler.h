@@ -32,6 +32,8 @@ class LossScaler {
   double scale() const { return state_.scale; }
   const State& state() const { return state_; }
 
+  const LossScaleOptions& options() const { return options_; }
+
   // Goes on where `state` was saved. USAGE, and nothing is changed, for what this scaler could not have come
   // to: a scale that is no power of two within [smallest, largest], or counters beyond their interval.
   Status restore(const State& state);

@@ -67,6 +67,14 @@ struct Origin {
 struct LossScaleView {
   double scale = 1.0;
   bool exhausted = false;  // an overflow now finds nothing left to halve
+
+  // What a restart goes on with if the attempt is skipped, see LossScaler::State.
+  struct State {
+    double scale = 1.0;
+    std::uint64_t clean_updates = 0;
+    std::uint64_t overflows_to_halve = 1;
+  };
+  std::optional<State> after_skip = {};
 };
 
 struct Incident {
@@ -76,6 +84,7 @@ struct Incident {
   Verdict verdict;
   std::vector<RankView> views;                   // of the ranks that had something to say, by rank
   std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
+  bool closing = false;  // found after the last attempt: there is nothing left to skip
 
   // One origin for each rank that saw the earliest non-finite stage, by rank.
   std::vector<Origin> origins() const;

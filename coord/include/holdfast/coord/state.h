@@ -23,7 +23,8 @@ Status read_state(const std::string& run_dir, RunState* state);
 std::string taken_over_by(const std::string& run_dir, const RunState& mine);
 
 // Replaces it, durably, mode 0600. Only who holds the run folder's lock may. RANKS_DISAGREE when another run
-// has taken over; INTERNAL, with the reason, on failure. Either way the state on disk stays.
+// has taken over; INTERNAL, with the reason, on failure. Either way the state on disk stays, unless it
+// was replaced and could only not be made durable.
 Status write_state(const std::string& run_dir, const RunState& state);
 
 // The first write of a run: afterwards none that had the folder before can replace it any more, not even one
