@@ -14,6 +14,7 @@
 #include <string>
 
 #include "contest.h"
+#include "holdfast/float_bits.h"
 #include "holdfast/fused_scan.h"
 #include "holdfast/half.h"
 #include "holdfast/scan.h"
@@ -49,42 +50,85 @@ Memory allocate(std::size_t bytes) {
   return Memory(static_cast<unsigned char*>(std::aligned_alloc(4096, bytes)));
 }
 
-// Normal values, of the deviation that gradients have in the middle of a run. A block of 1 MiB, over and
-// over.
-Memory normal_values(DType dtype) {
-  Memory memory = allocate(kLargest);
-  constexpr std::size_t kBlock = std::size_t{1} << 20;
+// What a scan has to find.
+struct Expected {
+  double abs_max = 0;
+  double sum_of_squares = 0;
+
+  void add(double value) {
+    abs_max = std::max(abs_max, std::abs(value));
+    sum_of_squares += value * value;
+  }
+};
+
+struct Values {
+  Memory memory;
+  Expected of_first, of_block;  // of the first 32 KiB, and of 1 MiB, which is there over and over
+
+  Expected of(std::size_t bytes) const {
+    if (bytes == kSizes[0].second) return of_first;
+    return {of_block.abs_max, of_block.sum_of_squares * static_cast<double>(bytes / kSizes[1].second)};
+  }
+};
+
+double fp8_value(DType dtype, std::uint8_t bits) {
+  if (dtype == DType::kFloat8E5M2) return static_cast<double>(from_fp16(e5m2_as_float16(bits)));
+  return static_cast<double>(from_fp16(e4m3fn_magnitude_as_float16(bits)) * kE4M3FNScale);
+}
+
+// Normal values, of the deviation that gradients have in the middle of a run.
+Values normal_values(DType dtype) {
+  Values made{allocate(kLargest), {}, {}};
+  const Memory& memory = made.memory;
+  const std::size_t block = kSizes[1].second;
   const auto width = static_cast<std::size_t>(dtype_size(dtype));
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0.0f, 0.01f);
-  for (std::size_t at = 0; at < kBlock; at += width) {
+  for (std::size_t at = 0; at < block; at += width) {
     const float value = normal(random);
     const double wide = static_cast<double>(value);
     const std::uint16_t half = dtype == DType::kFloat16 ? to_fp16(value) : to_bf16(value);
     const auto byte = static_cast<std::uint8_t>(0x20u | (random() & 0x9fu));  // magnitudes 2^-3 to 2^0, or so
+    double stored = wide;
     switch (dtype) {
       case DType::kFloat64: std::memcpy(&memory.get()[at], &wide, 8); break;
       case DType::kFloat32: std::memcpy(&memory.get()[at], &value, 4); break;
       case DType::kFloat16:
-      case DType::kBFloat16: std::memcpy(&memory.get()[at], &half, 2); break;
-      default: memory.get()[at] = byte; break;
+      case DType::kBFloat16:
+        std::memcpy(&memory.get()[at], &half, 2);
+        stored = static_cast<double>(dtype == DType::kFloat16 ? from_fp16(half) : from_bf16(half));
+        break;
+      default:
+        memory.get()[at] = byte;
+        stored = fp8_value(dtype, byte);
+        break;
     }
+    made.of_block.add(stored);
+    if (at < kSizes[0].second) made.of_first.add(stored);
   }
-  for (std::size_t at = kBlock; at < kLargest; at += kBlock)
-    std::memcpy(&memory.get()[at], memory.get(), kBlock);
-  return memory;
+  for (std::size_t at = block; at < kLargest; at += block)
+    std::memcpy(&memory.get()[at], memory.get(), block);
+  return made;
 }
 
 TensorView view_of(const Memory& memory, DType dtype, std::size_t bytes) {
   return TensorView::contiguous(memory.get(), dtype, static_cast<std::int64_t>(bytes) / dtype_size(dtype));
 }
 
-void check_scan(const TensorView& view) {
+void check_scan(const TensorView& view, const Expected& expected) {
+  const Probe probe = scan(view);
+  require(probe.finite() && probe.count == static_cast<std::uint64_t>(view.element_count) &&
+              probe.abs_max == expected.abs_max,
+          "counts or abs-max");
+  require(std::abs(probe.squares.value() - expected.sum_of_squares) <= 0x1p-16 * expected.sum_of_squares,
+          "sum of squares");
+}
+
+// Of values that the benchmark has made itself.
+void check_finite(const TensorView& view) {
   const Probe probe = scan(view);
   benchmark::DoNotOptimize(probe.squares.medium);
-  require(
-      probe.finite() && probe.count == static_cast<std::uint64_t>(view.element_count) && probe.abs_max > 0,
-      "finite values");
+  require(probe.finite() && probe.count == static_cast<std::uint64_t>(view.element_count), "finite values");
 }
 
 // ---- lines for people and scripts
@@ -93,11 +137,13 @@ void print_ratio(const std::string& what, const std::string& name, double ratio)
   fmt::print("ratio {} {}={:.2f}\n", what, name, ratio);
 }
 
-void summarise_reads(DType dtype, const Memory& memory) {
+void summarise_reads(DType dtype, const Values& values) {
+  const Memory& memory = values.memory;
   for (const auto& [size, bytes] : kSizes) {
     const TensorView view = view_of(memory, dtype, bytes);
     const auto read = [&, n = bytes] { require(read_all(memory.get(), n) != 0, "read"); };
-    const auto seconds = contest({read, [&] { check_scan(view); }, read}, 15, 0.004);
+    const Expected expected = values.of(bytes);
+    const auto seconds = contest({read, [&] { check_scan(view, expected); }, read}, 15, 0.004);
     fmt::print("speed dtype={} size={} read={:.1f} scan={:.1f} GB/s\n", dtype_name(dtype), size,
                static_cast<double>(bytes) / seconds[0] * 1e-9,
                static_cast<double>(bytes) / seconds[1] * 1e-9);
@@ -107,13 +153,14 @@ void summarise_reads(DType dtype, const Memory& memory) {
   }
 }
 
-void summarise_alternatives(DType dtype, const Memory& memory) {
+void summarise_alternatives(DType dtype, const Values& made) {
+  const Memory& memory = made.memory;
   const TensorView view = view_of(memory, dtype, kLargest);
   const std::string what = fmt::format("dtype={} size=512MiB", dtype_name(dtype));
 #ifdef HOLDFAST_BENCH_TORCH
   if (torch_has(dtype)) {
     const auto seconds =
-        contest({[&] { require(torch_is_finite(view), "isfinite"); }, [&] { check_scan(view); }}, 3, 0.0);
+        contest({[&] { require(torch_is_finite(view), "isfinite"); }, [&] { check_finite(view); }}, 3, 0.0);
     print_ratio(what, "scan_over_isfinite", seconds[0] / seconds[1]);
   }
 #endif
@@ -121,7 +168,7 @@ void summarise_alternatives(DType dtype, const Memory& memory) {
   const auto* values = reinterpret_cast<const float*>(memory.get());
   const auto count = static_cast<std::size_t>(view.element_count);
   const auto seconds =
-      contest({[&] { check_scan(view); }, [&] { require(std::isfinite(sum_alone(values, count)), "sum"); },
+      contest({[&] { check_finite(view); }, [&] { require(std::isfinite(sum_alone(values, count)), "sum"); },
                [&] { require(norm_alone(values, count) > 0, "norm"); }},
               9, 0.0);
   print_ratio(what, "scan_over_float_sum", seconds[1] / seconds[0]);
@@ -129,15 +176,16 @@ void summarise_alternatives(DType dtype, const Memory& memory) {
 }
 
 // The speed where no value is finite, as a part of that where all are.
-void summarise_bad(DType dtype, const Memory& memory) {
+void summarise_bad(DType dtype, const Values& values) {
+  const Memory& memory = values.memory;
   const std::size_t bytes = std::size_t{64} << 20;
   const TensorView good = view_of(memory, dtype, bytes);
   Memory bad_memory = allocate(bytes);
   std::memset(bad_memory.get(), 0xff, bytes);
   const TensorView bad = view_of(bad_memory, dtype, bytes);
   const auto count = static_cast<std::uint64_t>(bad.element_count);
-  const auto seconds =
-      contest({[&] { check_scan(good); }, [&] { require(scan(bad).bad.nan == count, "all NaN"); }}, 9, 0.01);
+  const auto seconds = contest(
+      {[&] { check_finite(good); }, [&] { require(scan(bad).bad.nan == count, "all NaN"); }}, 9, 0.01);
   print_ratio(fmt::format("dtype={} size=64MiB", dtype_name(dtype)), "all_nan_over_finite",
               seconds[0] / seconds[1]);
 }
@@ -157,7 +205,7 @@ void summarise_fused(const Memory& memory) {
     auto seconds =
         contest({[&] {
                    narrow(from, DType::kBFloat16, half);
-                   check_scan(half_view);
+                   check_finite(half_view);
                  },
                  [&] { require(narrow_and_scan(from, DType::kBFloat16, half).finite(), "narrow"); },
                  [&] { narrow(from, DType::kBFloat16, half); }},
@@ -174,7 +222,7 @@ void summarise_fused(const Memory& memory) {
     };
     seconds = contest({[&] {
                          scale();
-                         check_scan(TensorView::of(wide));
+                         check_finite(TensorView::of(wide));
                        },
                        [&] {
                          factor = 1.0f / factor;
@@ -193,7 +241,7 @@ void summarise_fused(const Memory& memory) {
     seconds =
         contest({[&] {
                    digest();
-                   check_scan(view);
+                   check_finite(view);
                  },
                  [&] {
                    Digest128 found;
@@ -226,28 +274,29 @@ void summarise_lists(const Memory& memory) {
 
 void summarise() {
   for (const DType dtype : kDTypes) {
-    const Memory memory = normal_values(dtype);
-    summarise_reads(dtype, memory);
-    summarise_alternatives(dtype, memory);
-    summarise_bad(dtype, memory);
+    const Values values = normal_values(dtype);
+    summarise_reads(dtype, values);
+    summarise_alternatives(dtype, values);
+    summarise_bad(dtype, values);
     if (dtype != DType::kFloat32) continue;
-    summarise_fused(memory);
-    summarise_lists(memory);
+    summarise_fused(values.memory);
+    summarise_lists(values.memory);
   }
 }
 
 // ---- Google Benchmark
 
 void bench_scan(benchmark::State& state, DType dtype, std::size_t bytes) {
-  const Memory memory = normal_values(dtype);
-  const TensorView view = view_of(memory, dtype, bytes);
-  for (auto _ : state) check_scan(view);
+  const Values values = normal_values(dtype);
+  const TensorView view = view_of(values.memory, dtype, bytes);
+  const Expected expected = values.of(bytes);
+  for (auto _ : state) check_scan(view, expected);
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
 }
 
 void bench_read(benchmark::State& state, std::size_t bytes) {
-  const Memory memory = normal_values(DType::kFloat32);
-  for (auto _ : state) require(read_all(memory.get(), bytes) != 0, "read");
+  const Values values = normal_values(DType::kFloat32);
+  for (auto _ : state) require(read_all(values.memory.get(), bytes) != 0, "read");
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
 }
 
