@@ -33,8 +33,9 @@ const std::vector<std::pair<std::string, std::size_t>> kSizes = {{"32KiB", std::
                                                                  {"1MiB", std::size_t{1} << 20},
                                                                  {"32MiB", std::size_t{32} << 20},
                                                                  {"512MiB", kLargest}};
-const std::vector<DType> kDTypes = {DType::kFloat64,  DType::kFloat32,      DType::kFloat16,
-                                    DType::kBFloat16, DType::kFloat8E4M3FN, DType::kFloat8E5M2};
+const std::vector<DType> kDTypes = {DType::kFloat64,   DType::kFloat32,      DType::kFloat16,
+                                    DType::kBFloat16,  DType::kFloat8E4M3FN, DType::kFloat8E5M2,
+                                    DType::kComplex64, DType::kComplex128};
 
 void require(bool good, const char* what) {
   if (good) return;
@@ -81,7 +82,8 @@ Values normal_values(DType dtype) {
   Values made{allocate(kLargest), {}, {}};
   const Memory& memory = made.memory;
   const std::size_t block = kSizes[1].second;
-  const auto width = static_cast<std::size_t>(dtype_size(dtype));
+  const bool complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  const auto width = static_cast<std::size_t>(dtype_size(dtype)) / (complex ? 2 : 1);  // of a part
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0.0f, 0.01f);
   for (std::size_t at = 0; at < block; at += width) {
@@ -91,7 +93,9 @@ Values normal_values(DType dtype) {
     const auto byte = static_cast<std::uint8_t>(0x20u | (random() & 0x9fu));  // magnitudes 2^-3 to 2^0, or so
     double stored = wide;
     switch (dtype) {
+      case DType::kComplex128:
       case DType::kFloat64: std::memcpy(&memory.get()[at], &wide, 8); break;
+      case DType::kComplex64:
       case DType::kFloat32: std::memcpy(&memory.get()[at], &value, 4); break;
       case DType::kFloat16:
       case DType::kBFloat16:
