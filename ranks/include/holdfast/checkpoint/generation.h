@@ -1,0 +1,61 @@
+// One published checkpoint on disk, and how it is judged. No MPI and no trainer needed.
+//
+//   RUN_DIR/checkpoints/
+//     e0001-a0000000600/          a generation: the state before attempt 600, written in epoch 1
+//       manifest.pb               see ranks/checkpoint/manifest.proto
+//       replicated.safetensors    what all ranks share, written by rank 0
+//       rank-00003.safetensors    rank 3's own, if it has any
+//     .e0001-a0000000900.partial/ being written, or left by a run that was killed
+//     set-aside/                  refused at a restore, or left behind by a rollback; never deleted by us, never restored
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "holdfast/collectives/status.h"
+#include "holdfast/coord/storage/file_system.h"
+
+namespace holdfast {
+
+class Manifest;
+
+struct GenerationId {
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;  // the next one to make
+
+  std::string name() const;  // "e0001-a0000000600"
+  auto operator<=>(const GenerationId&) const = default;
+};
+bool parse_generation_name(std::string_view name, GenerationId* id);  // only what name() gives
+
+std::string checkpoints_path(const std::string& run_dir);
+
+// By id, oldest first; names that are none are passed over. No folder: none.
+Status list_generations(FileSystem& files, const std::string& checkpoints, std::vector<GenerationId>* out);
+
+// Reads and checks manifest.pb: version, SHA-256, sizes, names of files without a path, every part's tensors contiguous
+// and as large as dtype and shape say, id the folder's. INTERNAL, saying what is wrong, otherwise. Takes anything.
+Status read_manifest(FileSystem& files, const std::string& checkpoints, const GenerationId& id, Manifest* out);
+
+// The file for `manifest`: see read_manifest().
+std::string encode_manifest(const Manifest& manifest);
+// Why `bytes` are none that encode_manifest() gave; ok when they are. For read_manifest() and for fuzzing.
+Status decode_manifest(std::string_view bytes, Manifest* out);
+
+// What `holdfast checkpoint` says of one.
+struct GenerationReport {
+  GenerationId id;
+  bool complete = false;  // the manifest is whole, and every part of it is there with its size
+  bool whole = false;     // and every byte is what was written
+  bool finite = false;    // and no tensor that must be finite holds anything else
+  std::vector<std::string> faults;  // one line each, capped; names already printable
+  std::uint64_t bytes = 0;          // of its files
+  bool clean() const { return complete && whole && finite; }
+};
+
+// Reads all of it. O(bytes of the generation), and memory for one block.
+GenerationReport verify_generation(FileSystem& files, const std::string& checkpoints, const GenerationId& id);
+
+}  // namespace holdfast
