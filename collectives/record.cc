@@ -6,7 +6,7 @@
 namespace holdfast {
 namespace {
 
-constexpr std::uint64_t kProtocolVersion = 1;
+constexpr std::uint64_t kProtocolVersion = 2;
 
 enum Lane : std::size_t {
   kBadLane = 0,
@@ -18,9 +18,11 @@ enum Lane : std::size_t {
   kAgreementLane,
   kBadRanksLane,
   kBadRankSumLane,
+  kPartsDoneLane,
+  kReplicaProofLane,
   kFirstReservedLane
 };
-static_assert(kFirstReservedLane == 29);
+static_assert(kFirstReservedLane == 31);
 
 constexpr std::array<std::string_view, kStageCount> kStageNames = {"input",    "forward",   "loss",
                                                                    "backward", "reduction", "optimizer"};
@@ -98,6 +100,9 @@ void Record::mark_bad(int rank) {
   lanes_[kBadRankSumLane] = static_cast<std::uint64_t>(rank);
 }
 
+void Record::set_part_done() { lanes_[kPartsDoneLane] = 1; }
+void Record::set_replica_proof(std::uint64_t lane) { lanes_[kReplicaProofLane] = lane; }
+
 std::uint64_t Record::bad(Stage stage, ValueClass value_class) const {
   return lanes_[bad_lane(stage, value_class)];
 }
@@ -116,6 +121,8 @@ std::uint64_t Record::participants() const { return lanes_[kParticipantsLane]; }
 std::uint64_t Record::agreement() const { return lanes_[kAgreementLane]; }
 std::uint64_t Record::bad_ranks() const { return lanes_[kBadRanksLane]; }
 std::uint64_t Record::bad_rank_sum() const { return lanes_[kBadRankSumLane]; }
+std::uint64_t Record::parts_done() const { return lanes_[kPartsDoneLane]; }
+std::uint64_t Record::replica_proof() const { return lanes_[kReplicaProofLane]; }
 
 bool Record::reserved_is_zero() const {
   return std::all_of(lanes_.begin() + kFirstReservedLane, lanes_.end(), [](auto lane) { return lane == 0; });

@@ -23,7 +23,9 @@ Verdict::Kind worst(const Verdict& verdict, int world_size) {
   const Record& sum = verdict.sum;
   if (sum.participants() != static_cast<std::uint64_t>(world_size)) return Verdict::Kind::kMissing;
   if (sum.agreement() != 0 || !sum.reserved_is_zero()) return Verdict::Kind::kDisagree;
+  if (sum.parts_done() > sum.participants()) return Verdict::Kind::kDisagree;
   if (sum.updates_failed() != 0) return Verdict::Kind::kUpdateFailed;
+  if (sum.replica_proof() != 0) return Verdict::Kind::kDiverged;
   if (sum.errors() != 0) return Verdict::Kind::kError;
   if (verdict.earliest_stage || sum.bad_ranks() != 0) return Verdict::Kind::kNonFinite;
   if (any_request(sum)) return Verdict::Kind::kRequested;
@@ -39,6 +41,7 @@ Verdict judge(const Record& sum, int world_size) {
   if (sum.bad_ranks() == 1 && sum.bad_rank_sum() < static_cast<std::uint64_t>(world_size)) {
     verdict.only_bad_rank = static_cast<int>(sum.bad_rank_sum());
   }
+  verdict.parts_done = sum.parts_done() == static_cast<std::uint64_t>(world_size);
   verdict.last_attempt_with_data = sum.no_next_batch() != 0;
   verdict.kind = worst(verdict, world_size);
   return verdict;

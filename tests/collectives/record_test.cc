@@ -94,6 +94,16 @@ TEST(Record, EachFlagHasItsOwnDocumentedLane) {
   EXPECT_EQ(nonzero(bad), (Lanes{{27, 1}, {28, 6}}));
   EXPECT_EQ(bad.bad_ranks(), 1u);
   EXPECT_EQ(bad.bad_rank_sum(), 6u);
+
+  Record done;
+  done.set_part_done();
+  EXPECT_EQ(nonzero(done), (Lanes{{29, 1}}));
+  EXPECT_EQ(done.parts_done(), 1u);
+
+  Record proof;
+  proof.set_replica_proof(99);
+  EXPECT_EQ(nonzero(proof), (Lanes{{30, 99}}));
+  EXPECT_EQ(proof.replica_proof(), 99u);
 }
 
 TEST(Record, FlagsSaidTwiceCountOnce) {
@@ -114,7 +124,7 @@ TEST(Record, EachReservedLaneIsSeen) {
   for (std::size_t lane = 0; lane < Record::kLanes; ++lane) {
     Record record;
     record.lanes()[lane] = 1;
-    EXPECT_EQ(record.reserved_is_zero(), lane < 29) << lane;
+    EXPECT_EQ(record.reserved_is_zero(), lane < 31) << lane;
   }
 }
 

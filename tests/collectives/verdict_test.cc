@@ -51,14 +51,16 @@ TEST(Verdict, IsNotCleanWhenNothingWasReduced) {
   EXPECT_FALSE(Verdict().clean());
 }
 
-TEST(Verdict, AnyLaneButTheOneThatAnnouncesTheEndOfDataMakesItNotClean) {
+TEST(Verdict, AnyLaneMakesItNotCleanButThoseThatSayNothingBad) {
   for (std::size_t lane = 0; lane < Record::kLanes; ++lane) {
     const bool announces_end = lane == 24;
     const bool names_bad_rank = lane == 28;  // means something only beside lane 27
     for (const std::uint64_t value : {std::uint64_t{1}, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {
       Record sum = clean_sum(4);
       sum.lanes()[lane] += value;
-      EXPECT_EQ(judge(sum, 4).clean(), announces_end || names_bad_rank) << "lane " << lane << " + " << value;
+      const bool tells_of_a_part = lane == 29 && value == 1;
+      EXPECT_EQ(judge(sum, 4).clean(), announces_end || names_bad_rank || tells_of_a_part)
+          << "lane " << lane << " + " << value;
     }
   }
 }
@@ -109,6 +111,8 @@ TEST(Verdict, TheWorstOfSeveralWins) {
   EXPECT_EQ(judge(sum, 4).kind, Kind::kNonFinite);
   sum.set_error();
   EXPECT_EQ(judge(sum, 4).kind, Kind::kError);
+  sum.set_replica_proof(5);
+  EXPECT_EQ(judge(sum, 4).kind, Kind::kDiverged);
   sum.set_update_failed();
   EXPECT_EQ(judge(sum, 4).kind, Kind::kUpdateFailed);
   sum.lanes()[26] += 1;
@@ -150,8 +154,36 @@ TEST(Verdict, TheSameAttemptNumberInAnotherEpochIsDisagreement) {
   EXPECT_EQ(judge(sum, 4).kind, Kind::kDisagree);
 }
 
+TEST(Verdict, PartsAreDoneWhenEveryRankSaysSo) {
+  for (std::uint64_t done = 0; done <= 4; ++done) {
+    Record sum = clean_sum(4);
+    sum.lanes()[29] = done;
+    EXPECT_TRUE(judge(sum, 4).clean());
+    EXPECT_EQ(judge(sum, 4).parts_done, done == 4);
+  }
+}
+
+TEST(Verdict, ReplicasOfDifferentDigestsHaveDiverged) {
+  for (int odd = 0; odd < 4; ++odd) {
+    Record sum;
+    for (int r = 0; r < 4; ++r) {
+      Record record = healthy(r, 4);
+      record.set_replica_proof(agreement_coefficient(r, 4) * (r == odd ? 0x1234567u : 0x7654321u));
+      sum += record;
+    }
+    EXPECT_EQ(judge(sum, 4).kind, Kind::kDiverged) << odd;
+  }
+  Record equal;
+  for (int r = 0; r < 4; ++r) {
+    Record record = healthy(r, 4);
+    record.set_replica_proof(agreement_coefficient(r, 4) * 0x7654321u);
+    equal += record;
+  }
+  EXPECT_TRUE(judge(equal, 4).clean());
+}
+
 TEST(Verdict, LanesOfALaterVersionFailClosed) {
-  for (std::size_t lane = 29; lane < Record::kLanes; ++lane) {
+  for (std::size_t lane = 31; lane < Record::kLanes; ++lane) {
     Record sum = clean_sum(4);
     sum.lanes()[lane] = 1;
     EXPECT_EQ(judge(sum, 4).kind, Kind::kDisagree) << lane;

@@ -13,7 +13,10 @@
 //   26      agreement: c_r * h mod 2^64, see agreement_lane()        0 when all ranks agree
 //   27      1 if this rank is bad (see Record::mark_bad)             bad ranks
 //   28      this rank's number if it is bad, else 0                  that number, when lane 27 is 1
-//   29-31   0                                                        0; reserved
+//   29      1 if its part of the checkpoint in flight is on disk     ranks that are done with theirs
+//   30      proof: c_r * d mod 2^64, d a hash of its replica's       0 when all replicas are equal, and when
+//           state; 0 in an attempt without a proof                   none is proven
+//   31      0                                                        0; reserved
 #pragma once
 
 #include <array>
@@ -79,6 +82,8 @@ class Record {
   // A rank is bad if it saw, of its own making, a non-finite value or an error. Findings in the reduced
   // gradient alone do not make a rank bad: the same sum is on every rank.
   void mark_bad(int rank);
+  void set_part_done();
+  void set_replica_proof(std::uint64_t lane);  // c_r * hash, see agreement_coefficient()
 
   std::uint64_t bad(Stage stage, ValueClass value_class) const;
   BadCounts bad(Stage stage) const;
@@ -90,6 +95,8 @@ class Record {
   std::uint64_t agreement() const;
   std::uint64_t bad_ranks() const;
   std::uint64_t bad_rank_sum() const;
+  std::uint64_t parts_done() const;
+  std::uint64_t replica_proof() const;
   bool reserved_is_zero() const;
 
   std::span<std::uint64_t, kLanes> lanes() { return lanes_; }

@@ -15,6 +15,7 @@ struct Verdict {
     kMissing,       // fewer, or more, participants than ranks
     kDisagree,      // ranks at different attempts, epochs, policies or protocol versions
     kUpdateFailed,  // the last applied update failed on a rank: replicas may differ
+    kDiverged,      // replicas were compared, and differ
     kError,         // a rank caught an exception
     kNonFinite,     // a non-finite value was seen
     kRequested,     // nothing is wrong, but a rank asks for something
@@ -26,6 +27,8 @@ struct Verdict {
   std::optional<Stage> earliest_stage;  // the first stage with a non-finite value on any rank
   std::optional<int> only_bad_rank;     // set when exactly one rank is bad
   bool last_attempt_with_data = false;  // a rank has no batch for the next attempt: all stop after this one
+
+  bool parts_done = false;  // every rank's part of the checkpoint in flight is on disk, or has failed
 
   bool clean() const { return kind == Kind::kClean; }
 
