@@ -1,9 +1,12 @@
 #include "holdfast/coord/coordinator.h"
 
+#include <algorithm>
+
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/decide.h"
 #include "holdfast/coord/history.h"
 #include "holdfast/coord/policy.h"
+#include "holdfast/coord/rollback.h"
 #include "holdfast/coord/state.pb.h"
 #include "incident_json.h"
 
@@ -116,19 +119,25 @@ void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std:
   record("run_finished", std::move(fields));
   memory_->set_attempt(attempts);
   memory_->set_update(updates);
-  add_ending(*policy_, StatusCode::kOk, "", nullptr, memory_.get());
+  add_ending(*policy_, StatusCode::kOk, "", nullptr, false, memory_.get());
   write_memory();
   finish_metrics(StatusCode::kOk);
 }
 
 // Also says so when the run fails in the same way again and again.
 void Coordinator::end_epoch(Decision* decision, const Incident* incident) {
+  const bool older = newest_before(generations_, memory_->first_attempt()).has_value();
   const std::uint64_t identical =
-      add_ending(*policy_, decision->code, decision->reason, incident, memory_.get());
+      add_ending(*policy_, decision->code, decision->reason, incident, older, memory_.get());
+  if (do_not_requeue_) memory_->mutable_hold()->set_identical_failures(std::max<std::uint64_t>(identical, 1));
+  const bool for_good = memory_->hold().has_identical_failures();
   if (identical >= policy_->max_identical_failures()) {
-    decision->reason +=
-        "; the same failure " + std::to_string(identical) + " times in a row: do not requeue this job";
+    decision->reason += "; the same failure " + std::to_string(identical) + " times in a row";
+    if (!for_good && memory_->has_restore_before()) {
+      decision->reason += ": the next start goes back one checkpoint further";
+    }
   }
+  if (for_good) decision->reason += ": do not requeue this job";
 }
 
 std::vector<std::string> Coordinator::origin_devices(const Incident& incident) const {
@@ -144,11 +153,16 @@ std::vector<std::string> Coordinator::origin_devices(const Incident& incident) c
 
 void Coordinator::run_broken(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
                              const Decision& decision) {
+  run_ended(epoch, attempt, update, decision);
+}
+
+void Coordinator::run_ended(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update,
+                            const Decision& decision) {
   Json fields = place_json(epoch, attempt, update);
   fields["reason"] = decision.reason;
   fields["exit_code"] = decision.exit_code();
   fields["code"] = status_code_name(decision.code);
-  fields["agreed"] = false;
+  fields["agreed"] = decision.agreed;
   record("aborted", std::move(fields));
   if (!memory_->running()) return;  // what ended it is on record already
   memory_->set_attempt(attempt);
@@ -274,14 +288,17 @@ Decision Coordinator::decide_and_count(const Incident& incident) {
   rules_.count_attempt();
   const bool pending = is_pending(incident);
   if (!pending) charge_streak(incident.epoch, incident.attempt, incident.update);
-  Decision decision = decide(*policy_, budget_, incident, calibration_.pending_defects());
+  Decision decision = decide(*policy_, budget_, incident, calibration_.pending_defects(), checkpoints_on_);
   const bool calibration = is_calibration(*policy_, incident);
   if (decision.action == Action::kSkip && !calibration) {
-    if (const std::string broken = rules_.broken_by_a_skip(); !broken.empty()) {
-      decision = {Action::kAbort, StatusCode::kBudgetExhausted, broken + ": " + incident.describe()};
+    if (const auto broken = rules_.broken_by_a_skip()) {
+      decision = {Action::kAbort, StatusCode::kBudgetExhausted, broken->why + ": " + incident.describe()};
+      if (broken->rolls_back) decision.action = Action::kRollBack;
     }
   }
-  if (decision.action != Action::kSkip) {
+  if (decision.action == Action::kRollBack) {
+    decision = go_back_or_end(decision, incident);
+  } else if (decision.action != Action::kSkip) {
     charge_streak(incident.epoch, incident.attempt, incident.update);
   } else if (calibration) {
     calibration_.count_overflow(incident.attempt);
@@ -330,13 +347,22 @@ Decision Coordinator::handle(const Incident& incident) {
   switch (decision.action) {
     case Action::kSkip: record("attempt_skipped", std::move(fields)); break;
     case Action::kStop: record("stopped", std::move(fields)); break;
+    case Action::kRollBack: record("rolling_back", std::move(fields)); break;
     default: record("aborted", std::move(fields)); break;
   }
   record_rate_changes(incident.epoch, incident.attempt, incident.update);
-  if (skipped && dropped_) drop_samples(incident, is_calibration(*policy_, incident));
+  if (skipped) {
+    // The batch of every rank is dropped with a skip, whoever saw the value.
+    const int origin = is_calibration(*policy_, incident) ? -1 : skip_record(incident).rank;
+    drop_samples(incident.epoch, incident.attempt, incident.update, origin);
+  }
   write_memory();
   metrics_.count_incident();
-  skipped ? metrics_.count_skip(incident.stage(), incident.counts()) : metrics_.count_ended_attempt();
+  if (skipped) {
+    metrics_.count_skip(incident.stage(), incident.counts());
+  } else {
+    decision.action == Action::kRollBack ? metrics_.count_rollback() : metrics_.count_ended_attempt();
+  }
   update_metrics();
   // Before any rank is told: whoever leaves first makes mpirun end the others.
   if (decision.ends_run()) finish_metrics(decision.code);

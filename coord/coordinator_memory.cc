@@ -115,13 +115,12 @@ void Coordinator::keep_ledger(SampleSource source) {
   static_cast<void>(ledger_.open(folder_.ledger_path()));
 }
 
-// The batch of every rank is dropped with a skip, whoever saw the value.
-void Coordinator::drop_samples(const Incident& incident, bool calibration) {
+void Coordinator::drop_samples(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, int origin) {
   using Json = nlohmann::ordered_json;
-  Json where = {{"epoch", incident.epoch}, {"attempt", incident.attempt}, {"update", incident.update}};
+  if (!dropped_) return;
+  Json where = {{"epoch", epoch}, {"attempt", attempt}, {"update", update}};
   try {
-    Json line =
-        dropped_->count(incident.epoch, incident.attempt, calibration ? -1 : skip_record(incident).rank);
+    Json line = dropped_->count(epoch, attempt, origin);
     if (!look_for_takeover()) static_cast<void>(ledger_.append("dropped", line));
   } catch (const std::exception& error) {  // the trainer's own code; evidence never decides
     where["reason"] = error.what();

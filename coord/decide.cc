@@ -72,12 +72,21 @@ Decision skip_pending_defect(const Policy& policy, SkipBudget budget, const Inci
                       incident.describe())};
 }
 
-Decision on_spoilt_end(const Incident& incident) {
-  return abort_run(
-      StatusCode::kNoCleanGeneration,
-      fmt::format("after the last attempt there is {}: the state has to be rolled back, and there is "
-                  "no checkpoint to roll back to",
-                  incident.describe()));
+// Only an earlier state cures it.
+Decision on_spoilt_state(const Policy& policy, const std::string& what, bool can_roll_back) {
+  const std::string cure = what + ": the state has to be rolled back";
+  if (!can_roll_back) {
+    return abort_run(StatusCode::kNoCleanGeneration, cure + ", and there is no checkpoint to roll back to");
+  }
+  if (policy.on_spoilt_state() == Policy::GO_BACK) return {Action::kRollBack, StatusCode::kOk, what};
+  return abort_run(StatusCode::kNoCleanGeneration, cure + " (on_spoilt_state: END_RUN)");
+}
+
+Decision on_diverged(const Policy& policy, std::string what, bool can_roll_back) {
+  if (can_roll_back && policy.on_divergence() == Policy::GO_BACK) {
+    return {Action::kRollBack, StatusCode::kOk, std::move(what)};
+  }
+  return abort_run(StatusCode::kRanksDisagree, std::move(what));
 }
 
 Decision on_non_finite(const Policy& policy, const SkipBudget& budget, const Incident& incident,
@@ -108,21 +117,19 @@ Decision on_error(const Policy& policy, const SkipBudget& budget, const Incident
   return skip_within_budget(policy, budget, incident);
 }
 
-Decision on_failed_update(const Incident& incident) {
-  // Where every replica wrote the same they still agree; but what they agree on is spoilt.
+Decision on_failed_update(const Policy& policy, const Incident& incident, bool can_roll_back) {
   const bool threw = incident.verdict.sum.errors() != 0;
-  const bool on_all = !threw && incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
-  if (on_all && !incident.origins().empty()) {
-    return abort_run(
-        StatusCode::kNoCleanGeneration,
-        fmt::format("the optimizer wrote {} (check_update: AFTER): the state has to be rolled back, and "
-                    "there is no checkpoint to roll back to",
-                    incident.describe()));
+  const bool on_all = incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
+  // Where every replica wrote the same they still agree; but what they agree on is spoilt. On some of them,
+  // it is spoilt too, when there is something to go back to.
+  if (!threw && (on_all || can_roll_back) && !incident.origins().empty()) {
+    return on_spoilt_state(policy, "after an update there is " + incident.describe(), can_roll_back);
   }
-  return abort_run(StatusCode::kRanksDisagree,
-                   fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
-                               incident.verdict.sum.updates_failed(),
-                               threw ? incident.describe_error() : incident.describe()));
+  return on_diverged(policy,
+                     fmt::format("the last update failed on {} of the ranks, so replicas may differ: {}",
+                                 incident.verdict.sum.updates_failed(),
+                                 threw ? incident.describe_error() : incident.describe()),
+                     can_roll_back);
 }
 
 Decision on_request(const Policy& policy, const SkipBudget& budget, const Incident& incident) {
@@ -147,7 +154,7 @@ bool is_calibration(const Policy& policy, const Incident& incident) {
 }
 
 Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident,
-                std::uint64_t pending_defects) {
+                std::uint64_t pending_defects, bool can_roll_back) {
   switch (incident.verdict.kind) {
     case Verdict::Kind::kMissing:
       return abort_run(StatusCode::kRankMissing,
@@ -155,10 +162,14 @@ Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& 
     case Verdict::Kind::kDisagree:
       return abort_run(StatusCode::kRanksDisagree,
                        fmt::format("ranks disagree: {}", describe_disagreement(incident)));
-    case Verdict::Kind::kUpdateFailed: return on_failed_update(incident);
+    case Verdict::Kind::kUpdateFailed: return on_failed_update(policy, incident, can_roll_back);
+    case Verdict::Kind::kDiverged: return on_diverged(policy, incident.describe_divergence(), can_roll_back);
     case Verdict::Kind::kError: return on_error(policy, budget, incident);
     case Verdict::Kind::kNonFinite:
-      if (incident.closing) return on_spoilt_end(incident);
+      if (incident.closing) {
+        return on_spoilt_state(policy, "after the last attempt there is " + incident.describe(),
+                               can_roll_back);
+      }
       return on_non_finite(policy, budget, incident, pending_defects);
     case Verdict::Kind::kRequested: return on_request(policy, budget, incident);
     case Verdict::Kind::kClean: break;

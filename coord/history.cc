@@ -54,7 +54,7 @@ bool needs_acknowledgement(StatusCode code) {
 }
 
 std::uint64_t add_ending(const Policy& policy, StatusCode code, const std::string& reason,
-                         const Incident* incident, RunState* state) {
+                         const Incident* incident, bool older_checkpoint, RunState* state) {
   Ending* ending = new_ending(state);
   state->set_running(false);
   ending->set_exit_code(static_cast<int>(code));
@@ -69,7 +69,14 @@ std::uint64_t add_ending(const Policy& policy, StatusCode code, const std::strin
   }
   ending->set_cause(cause_of(*ending));
   const std::uint64_t identical = identical_failures(*state);
-  const bool too_many = identical >= policy.max_identical_failures();
+  if (identical == 1) state->clear_fell_back();
+  const std::uint64_t most = policy.max_identical_failures();
+  bool too_many = identical >= (state->fell_back() ? 2 * most : most);
+  if (too_many && older_checkpoint && !state->fell_back()) {
+    state->set_fell_back(true);
+    state->set_restore_before(state->first_attempt());
+    too_many = false;
+  }
   if (!too_many && !needs_acknowledgement(code)) return identical;
   Hold* hold = state->mutable_hold();
   hold->set_epoch(ending->epoch());

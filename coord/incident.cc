@@ -36,6 +36,7 @@ std::string encode_rank_view(const RankView& view) {
     message->set_value(fact.value);
   }
   if (!view.fired_rule.empty()) report.set_fired_rule(view.fired_rule);
+  report.mutable_replica_digests()->Assign(view.replica_digests.begin(), view.replica_digests.end());
   return report.SerializeAsString();
 }
 
@@ -61,6 +62,7 @@ bool decode_rank_view(const std::string& bytes, RankView* view) {
   view->agreement = {report.epoch(), report.attempt(), report.policy_hash()};
   for (const FactMessage& message : report.facts()) view->facts.push_back({message.name(), message.value()});
   view->fired_rule = report.fired_rule();
+  view->replica_digests.assign(report.replica_digests().begin(), report.replica_digests().end());
   return true;
 }
 
@@ -120,7 +122,44 @@ BadCounts Incident::counts() const {
   return {counts.nan / ranks, counts.pos_inf / ranks, counts.neg_inf / ranks};
 }
 
+std::string Incident::describe_divergence() const {
+  struct Camp {
+    const std::vector<std::uint64_t>* digests;
+    std::vector<const RankView*> members;
+  };
+  std::vector<Camp> camps;
+  for (const RankView& view : views) {
+    const auto found =
+        std::ranges::find_if(camps, [&](const Camp& camp) { return *camp.digests == view.replica_digests; });
+    (found == camps.end() ? camps.emplace_back(Camp{&view.replica_digests, {}}) : *found)
+        .members.push_back(&view);
+  }
+  if (camps.size() < 2) return "replicas differ, and no rank's report says where";
+  std::ranges::stable_sort(camps, {}, [](const Camp& camp) { return camp.members.size(); });
+  const Camp& last = camps.back();
+  const bool majority = last.members.size() > camps[camps.size() - 2].members.size();
+  std::string text = "replicas differ: ";
+  constexpr std::size_t kMostNamed = 16;
+  std::size_t named = 0;
+  for (const Camp& camp : camps) {
+    if (majority && &camp == &last) break;
+    for (const RankView* view : camp.members) {
+      if (named < kMostNamed)
+        text += fmt::format("{}rank {} (host {})", named == 0 ? "" : ", ", view->rank, view->host);
+      ++named;
+    }
+  }
+  if (named > kMostNamed) text += fmt::format(" and {} more", named - kMostNamed);
+  text += majority ? fmt::format(" against the other {}", last.members.size()) : " against each other";
+  const auto& one = *camps.front().digests;
+  for (std::size_t i = 0; i < one.size() && i < last.digests->size() && i < proven_tensors.size(); ++i) {
+    if (one[i] != (*last.digests)[i]) return text + ", first in " + proven_tensors[i];
+  }
+  return text;
+}
+
 std::string Incident::describe() const {
+  if (verdict.kind == Verdict::Kind::kDiverged) return describe_divergence();
   const std::vector<Origin> found = origins();
   const std::uint64_t total = counts().total();
   if (total > 0) {

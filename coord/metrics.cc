@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -54,6 +55,10 @@ std::string number(double value) {
 
 double as_double(const std::atomic<std::uint64_t>& value) {
   return static_cast<double>(value.load(std::memory_order_relaxed));
+}
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 Sample plain(double value) { return {{}, value}; }
@@ -138,6 +143,12 @@ void RunMetrics::set_calibration_alert(bool raised) {
   windows_.back()->raised.store(raised, std::memory_order_relaxed);
 }
 
+void RunMetrics::set_last_known_good(std::uint64_t attempt) {
+  last_known_good_.store(attempt, std::memory_order_relaxed);
+  last_known_good_at_.store(steady_seconds(), std::memory_order_relaxed);
+  add(&checkpoints_, 1);
+}
+
 void RunMetrics::set_loss_scale(double scale, double smallest) {
   smallest_scale_.store(smallest, std::memory_order_relaxed);
   loss_scale_.store(scale, std::memory_order_relaxed);
@@ -154,7 +165,8 @@ std::uint64_t RunMetrics::skips_made() const {
 RunMetrics::Position RunMetrics::position() const {
   const auto get = [](const Number& number) { return number.load(std::memory_order_relaxed); };
   // Attempts are not counted but summed, so that they always reconcile.
-  return {get(epoch_), get(attempt_), get(update_), get(skips_), get(updates_) + get(ended_) + skips_made()};
+  return {get(epoch_), get(attempt_), get(update_), get(skips_),
+          get(updates_) + get(ended_) + get(rollbacks_) + skips_made()};
 }
 
 std::optional<double> RunMetrics::loss_scale() const {
@@ -193,6 +205,20 @@ std::vector<MetricFamily> RunMetrics::collect() const {
          "Skips that loss scaling was expected to make.") = {plain(as_double(calibration_skips_))};
   family("incidents_total", Type::kCounter,
          "Attempts that were not clean, stops included.") = {plain(as_double(incidents_))};
+
+  family("rollbacks_total", Type::kCounter,
+         "Attempts after which all ranks went back to a checkpoint.") = {plain(as_double(rollbacks_))};
+  family("checkpoints_published_total", Type::kCounter,
+         "Checkpoints on disk that every rank found clean.") = {plain(as_double(checkpoints_))};
+  family("checkpoints_failed_total", Type::kCounter, "Checkpoints that were not published.") = {
+      {{{"reason", "not_written"}}, as_double(failed_checkpoints_[0])},
+      {{{"reason", "non_finite"}}, as_double(failed_checkpoints_[1])}};
+  if (const double at = last_known_good_at_.load(std::memory_order_relaxed); at > 0) {
+    family("last_known_good_attempt", Type::kGauge,
+           "Attempt that the newest checkpoint goes on with.") = {plain(as_double(last_known_good_))};
+    family("last_known_good_age_seconds", Type::kGauge,
+           "Time since the newest checkpoint was published.") = {plain(steady_seconds() - at)};
+  }
 
   auto& alerts =
       family("alerts_raised_total", Type::kCounter, "Alerts raised by a rule on the rate of skips.");

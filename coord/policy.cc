@@ -202,9 +202,6 @@ std::string fault_of(const Policy::RateRule& rule) {
   if (rule.least_attempts() < 1 || rule.least_attempts() > rule.window_attempts()) {
     return fmt::format("least_attempts is {}; it must be 1 to window_attempts", rule.least_attempts());
   }
-  if (rule.action() == Policy::RateRule::ROLL_BACK) {
-    return "action ROLL_BACK needs checkpoints, which this version does not write; choose WARN or ABORT";
-  }
   return "";
 }
 
@@ -245,6 +242,17 @@ Status read_policy_file(const std::string& path, std::string* text) {
   if (!file) return Status::usage("policy file " + path + ": " + std::strerror(errno));
   text->assign(std::istreambuf_iterator<char>(file), {});
   if (file.bad()) return Status::usage("policy file " + path + ": " + std::strerror(errno));
+  return Status();
+}
+
+Status check_can_roll_back(const Policy& policy) {
+  for (const Policy::RateRule& rule : policy.rate_rules()) {
+    if (rule.action() != Policy::RateRule::ROLL_BACK) continue;
+    return Status::usage(
+        "policy: rate_rules '" + rule.name() +
+        "': action ROLL_BACK needs checkpoints to go back to, and none are written; turn them on, "
+        "or choose WARN or ABORT");
+  }
   return Status();
 }
 

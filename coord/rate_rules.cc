@@ -88,7 +88,7 @@ std::vector<std::string> RateChange::changed() const {
 RateRules::RateRules(const Policy& policy) {
   for (const Policy::RateRule& rule : policy.rate_rules()) {
     rules_.push_back({rule.name(), rule.window_attempts(), rule.max_skips(), rule.least_attempts(),
-                      rule.action() == Policy::RateRule::ABORT,
+                      rule.action() != Policy::RateRule::WARN, rule.action() == Policy::RateRule::ROLL_BACK,
                       RateWindow(rule.window_attempts(), kMostSkipsRemembered)});
   }
 }
@@ -98,14 +98,16 @@ void RateRules::count_attempt() {
   for (Rule& rule : rules_) rule.window.advance(attempts_);
 }
 
-std::string RateRules::broken_by_a_skip() const {
+std::optional<RateRules::Broken> RateRules::broken_by_a_skip() const {
   for (const Rule& rule : rules_) {
-    if (!rule.aborts || attempts_ < rule.least_attempts || rule.window.skips() < rule.max_skips) continue;
-    return fmt::format("rate rule '{}' allows {} skips in {} attempts, and this is number {} in {}",
-                       rule.name, rule.max_skips, rule.window_attempts, rule.window.skips() + 1,
-                       rule.window.attempts());
+    if (!rule.forbids_skips || attempts_ < rule.least_attempts || rule.window.skips() < rule.max_skips)
+      continue;
+    return Broken{
+        fmt::format("rate rule '{}' allows {} skips in {} attempts, and this is number {} in {}", rule.name,
+                    rule.max_skips, rule.window_attempts, rule.window.skips() + 1, rule.window.attempts()),
+        rule.rolls_back};
   }
-  return "";
+  return std::nullopt;
 }
 
 void RateRules::remember(SkipRecord skip) {
@@ -132,7 +134,7 @@ void RateRules::settle_pending(bool charged) {
 
 std::optional<RateChange> RateRules::next_change() {
   for (Rule& rule : rules_) {
-    if (rule.aborts) continue;
+    if (rule.forbids_skips) continue;
     const std::uint64_t skips = rule.window.skips();
     // It clears at half of what raises it, so that a rate at the limit does not flap.
     const bool raise = !rule.raised && skips > rule.max_skips && attempts_ >= rule.least_attempts;

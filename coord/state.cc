@@ -94,22 +94,35 @@ Status read_state(const std::string& run_dir, RunState* state) {
       "in another folder");
 }
 
-std::string taken_over_by(const std::string& run_dir, const RunState& mine) {
+namespace {
+
+enum class Writer { kClaims, kHolds };
+
+// Who claims a folder finds the earlier run's state in it; who holds it, nobody's but his own.
+std::string other_holder(const std::string& run_dir, const RunState& mine, Writer writer) {
   RunState on_disk;
-  if (!read_state(run_dir, &on_disk).ok()) return "";
-  const bool later = on_disk.epoch() > mine.epoch() ||
-                     (on_disk.epoch() == mine.epoch() && on_disk.holder() != mine.holder());
-  if (!later) return "";
+  if (!read_state(run_dir, &on_disk).ok() || on_disk.holder() == mine.holder()) return "";
+  if (writer == Writer::kClaims && on_disk.epoch() < mine.epoch()) return "";
   return printable(on_disk.holder()) + ", epoch " + std::to_string(on_disk.epoch());
 }
 
-Status write_state(const std::string& run_dir, const RunState& state) {
+Status replace_state(const std::string& run_dir, const RunState& state, Writer writer) {
   const auto last_look = [&]() -> Status {
-    const std::string by = taken_over_by(run_dir, state);
+    const std::string by = other_holder(run_dir, state, writer);
     if (by.empty()) return Status();
     return {StatusCode::kRanksDisagree, "another run has taken over " + run_dir + " (" + by + ")"};
   };
   return replace_file(state_path(run_dir), fresh_path(run_dir, state), encode(state), last_look);
+}
+
+}  // namespace
+
+std::string taken_over_by(const std::string& run_dir, const RunState& mine) {
+  return other_holder(run_dir, mine, Writer::kHolds);
+}
+
+Status write_state(const std::string& run_dir, const RunState& state) {
+  return replace_state(run_dir, state, Writer::kHolds);
 }
 
 Status claim_state(const std::string& run_dir, const RunState& state) {
@@ -118,7 +131,7 @@ Status claim_state(const std::string& run_dir, const RunState& state) {
   // state when it looks.
   constexpr int kMostTries = 8;
   for (int i = 0; i < kMostTries; ++i) {
-    if (Status s = write_state(run_dir, state); !s.ok()) return s;
+    if (Status s = replace_state(run_dir, state, Writer::kClaims); !s.ok()) return s;
     remove_fresh_files(run_dir);
     std::string bytes;
     if (!read_whole(state_path(run_dir), kLargestState, &bytes) && bytes == encode(state)) return Status();

@@ -53,11 +53,14 @@ TEST(RatePolicy, TheLeastNumberOfAttemptsIsFiftyOrTheWindow) {
   }
 }
 
-TEST(RatePolicy, RollBackIsRefusedByName) {
-  const std::string text = "rate_rules { name: 'heavy' window_attempts: 9 max_skips: 1 action: ROLL_BACK }";
-  expect_refused(text, "ROLL_BACK");
-  expect_refused(text, "'heavy'");
-  expect_refused(text, "checkpoints");
+TEST(RatePolicy, RollBackIsRefusedByNameWhereThereAreNoCheckpoints) {
+  EXPECT_TRUE(check_can_roll_back(parsed("")).ok());
+  const Status refused = check_can_roll_back(
+      parsed("rate_rules { name: 'heavy' window_attempts: 9 max_skips: 1 action: ROLL_BACK }"));
+  EXPECT_EQ(refused.code(), StatusCode::kUsage);
+  for (const char* part : {"ROLL_BACK", "'heavy'", "checkpoints"}) {
+    EXPECT_NE(refused.message().find(part), std::string::npos) << refused.message();
+  }
 }
 
 TEST(RatePolicy, WhatMakesNoSenseIsRefusedNamingTheRule) {

@@ -138,13 +138,25 @@ TEST(RateRules, AbortIsForTheSkipThatIsOneTooMany) {
   EXPECT_FALSE(run.skip());
   EXPECT_FALSE(run.skip());
   run.rules.count_attempt();
-  EXPECT_EQ(run.rules.broken_by_a_skip(), "") << "a young run has no rate";
+  EXPECT_FALSE(run.rules.broken_by_a_skip()) << "a young run has no rate";
   run.rules.count_skip(seen_on(2, "w"));
   run.rules.count_attempt();
-  const std::string reason = run.rules.broken_by_a_skip();
+  ASSERT_TRUE(run.rules.broken_by_a_skip());
+  EXPECT_FALSE(run.rules.broken_by_a_skip()->rolls_back);
+  const std::string reason = run.rules.broken_by_a_skip()->why;
   EXPECT_NE(reason.find("'stop-it'"), std::string::npos) << reason;
   EXPECT_NE(reason.find("2 skips in 5 attempts"), std::string::npos) << reason;
   EXPECT_NE(reason.find("number 4 in 4"), std::string::npos) << reason;
+  EXPECT_FALSE(run.rules.next_change()) << "it is no warning";
+}
+
+TEST(RateRules, RollBackIsForTheSkipThatIsOneTooMany) {
+  Rules run(
+      "rate_rules { name: 'back' window_attempts: 5 max_skips: 1 least_attempts: 1 action: ROLL_BACK }");
+  EXPECT_FALSE(run.skip());
+  run.rules.count_attempt();
+  ASSERT_TRUE(run.rules.broken_by_a_skip());
+  EXPECT_TRUE(run.rules.broken_by_a_skip()->rolls_back);
   EXPECT_FALSE(run.rules.next_change()) << "it is no warning";
 }
 

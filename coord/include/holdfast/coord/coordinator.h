@@ -13,6 +13,7 @@
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/dropped_data.h"
 #include "holdfast/coord/event_log.h"
+#include "holdfast/coord/generation_id.h"
 #include "holdfast/coord/incident.h"
 #include "holdfast/coord/metrics.h"
 #include "holdfast/coord/metrics_endpoint.h"
@@ -26,7 +27,29 @@ namespace holdfast {
 class Policy;
 class RunState;
 
-// Lives on rank 0 only, for one epoch of a run. Not thread-safe: the training thread calls it.
+// A generation that all ranks have loaded.
+struct RestoredState {
+  GenerationId from;
+  std::uint64_t update = 0;
+  std::uint64_t skips = 0;
+  std::uint64_t ranks = 0;           // of the run that wrote it
+  std::string lineage;               // what Coordinator::lineage() gave for it
+  std::vector<std::string> refused;  // newer ones, and why
+};
+
+// What became of a generation that was to be written.
+struct CheckpointNews {
+  GenerationId id;
+  bool published = false;
+  bool non_finite = false;  // refused for that
+  std::string reason;       // why it is not published; or what went wrong beside
+  std::uint64_t bytes = 0;
+  double seconds = 0;
+  std::vector<std::string> removed;  // older ones
+};
+
+// Lives on rank 0 only, from the start of a run to its end or the next restart. Not thread-safe: the training
+// thread calls it.
 class Coordinator {
  public:
   // For a new run. `run_dir` "" keeps no record. USAGE when the run folder cannot be had.
@@ -80,6 +103,23 @@ class Coordinator {
   void headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, std::string_view tensor,
                 double abs_max, double largest);
 
+  // ---- For a run that writes checkpoints; in coordinator_checkpoints.cc.
+  // Those on disk, oldest first, whenever they have changed. ROLL_BACK may be decided from the first call on.
+  void set_generations(std::vector<GenerationId> generations);
+  // What a generation has to keep of this memory.
+  std::string lineage();
+  // The newest generation that may be restored now; none: any.
+  std::optional<GenerationId> restore_at_most() const;
+  // There is no generation, and has never been one: what was trained without is void.
+  bool may_begin_anew() const;
+  void begun_anew();
+  // All ranks have the state of `at.from`: budgets, windows, loss scale and ledger are as of then, history
+  // and rollbacks as they are. Memory says where to go on; after a decision ROLL_BACK at the next epoch.
+  // NO_CLEAN_GENERATION for a lineage that cannot be read, RANKS_DISAGREE when the folder was taken over.
+  Status restored(const RestoredState& at);
+  void restore_failed(const Status& why);  // the run ends by it
+  void checkpoint_done(const CheckpointNews& news);
+
   // The ranks could not agree, or not be told: this rank leaves by itself.
   void run_broken(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, const Decision& decision);
 
@@ -97,8 +137,16 @@ class Coordinator {
   void end_epoch(Decision* decision, const Incident* incident);
   void update_metrics();
   void finish_metrics(StatusCode code);
+  void run_ended(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, const Decision& decision);
+  // In coordinator_checkpoints.cc.
+  struct Rollback {
+    GenerationId to;
+    std::uint64_t attempt;  // that led to it
+  };
+  Decision go_back_or_end(const Decision& wanted, const Incident& incident);
+  void go_on_from_memory(const std::optional<Rollback>& rollback, nlohmann::ordered_json what);
   // In coordinator_memory.cc.
-  void drop_samples(const Incident& incident, bool calibration);
+  void drop_samples(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, int origin);
   Status take_up(const std::string& run_dir);
   void restore_parts();
   void save_parts();
@@ -122,6 +170,10 @@ class Coordinator {
   EventLog events_;
   EventLog ledger_;
   std::optional<DroppedData> dropped_;
+  bool checkpoints_on_ = false;
+  std::vector<GenerationId> generations_;  // on disk, oldest first
+  std::optional<Rollback> rollback_;       // decided, not carried out yet
+  bool do_not_requeue_ = false;            // the running incident ends the run for good
   bool keeps_record_ = false;
   bool resumed_ = false;
   bool taken_over_ = false;

@@ -19,8 +19,8 @@ bool is_pending(const Incident& incident);
 bool is_calibration(const Policy& policy, const Incident& incident);
 
 // `budget` is as it was before this attempt, and so is `pending_defects`: the skips of a running streak that
-// will be charged to it. Never returns APPLY.
+// will be charged to it. Never returns APPLY; ROLL_BACK only when `can_roll_back`.
 Decision decide(const Policy& policy, const SkipBudget& budget, const Incident& incident,
-                std::uint64_t pending_defects = 0);
+                std::uint64_t pending_defects = 0, bool can_roll_back = false);
 
 }  // namespace holdfast

@@ -22,9 +22,11 @@ bool needs_acknowledgement(StatusCode code);
 
 // Puts on record in `state` that its epoch ended with `code` at its attempt, by `incident` (null for none),
 // and holds the run when that calls for it. Gives the number of identical failures in a row, this one
-// included; 0 for what is no failure (0 and 86).
+// included; 0 for what is no failure (0 and 86). When they are too many and there is a checkpoint older than
+// the one the epoch began with (`older_checkpoint`), the next start goes back to that; when they are as many
+// again, or there is none, the run is not to be requeued.
 std::uint64_t add_ending(const Policy& policy, StatusCode code, const std::string& reason,
-                         const Incident* incident, RunState* state);
+                         const Incident* incident, bool older_checkpoint, RunState* state);
 
 // The epoch ended without a word: killed, cut off or stuck.
 void add_unknown_ending(RunState* state);

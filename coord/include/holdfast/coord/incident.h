@@ -43,6 +43,7 @@ struct RankView {
   bool has_loss = false;
   Agreement agreement;
   std::vector<Fact> facts;
+  std::vector<std::uint64_t> replica_digests;  // of the tensors that were proven, when replicas differ
   std::string fired_rule;  // what a rule said by which this rank asks for the attempt to be skipped
 };
 
@@ -84,6 +85,7 @@ struct Incident {
   Verdict verdict;
   std::vector<RankView> views;                   // of the ranks that had something to say, by rank
   std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
+  std::vector<std::string> proven_tensors = {};  // when replicas differ: whose digests the views hold
   bool closing = false;  // found after the last attempt: there is nothing left to skip
 
   // One origin for each rank that saw the earliest non-finite stage, by rank.
@@ -97,6 +99,9 @@ struct Incident {
   std::optional<Stage> stage() const;
   // Non-finite values at that stage over all ranks; those of one replica when every replica wrote the same.
   BadCounts counts() const;
+  // "rank 2 (host h) differs from the other 3, first in conv1.weight"; the minority, or all when none is the
+  // largest.
+  std::string describe_divergence() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;
   // The same of the first error: "exception on rank 1 (host h) at forward: bad allocation".

@@ -68,6 +68,10 @@ class RunMetrics {
   // mixed; none for an exception or a rule. So each skip is counted in one place.
   void count_skip(std::optional<Stage> stage, const BadCounts& found);
   void count_ended_attempt() { add(&ended_, 1); }  // neither applied nor skipped: it ended the run
+  void count_rollback() { add(&rollbacks_, 1); }        // neither: it is made again
+  void count_failed_checkpoint(bool non_finite) { add(&failed_checkpoints_[non_finite ? 1 : 0], 1); }
+  // A generation was published that every rank found clean: the state before `attempt`, as of now.
+  void set_last_known_good(std::uint64_t attempt);
   void count_incident() { add(&incidents_, 1); }
   void count_calibration_skips(std::uint64_t skips) { add(&calibration_skips_, skips); }
   void count_alert(std::string_view rule);
@@ -113,7 +117,10 @@ class RunMetrics {
   const std::uint64_t most_total_, most_consecutive_;
   std::vector<std::unique_ptr<Window>> windows_;  // the rate rules, then calibration
   std::array<std::array<Number, kClasses>, kStages> skips_made_{};
-  Number updates_{0}, ended_{0}, incidents_{0}, calibration_skips_{0};
+  Number updates_{0}, ended_{0}, rollbacks_{0}, incidents_{0}, calibration_skips_{0};
+  std::array<Number, 2> failed_checkpoints_{};  // could not be written; were not finite
+  Number checkpoints_{0}, last_known_good_{0};
+  std::atomic<double> last_known_good_at_{0};  // seconds of the steady clock
   Number epoch_{0}, attempt_{0}, update_{0}, skips_{0}, total_{0}, consecutive_{0};
   std::atomic<double> loss_scale_{0}, smallest_scale_{0};  // 0: the loss is not scaled
   std::atomic<bool> running_{true};

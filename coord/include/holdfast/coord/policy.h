@@ -18,6 +18,9 @@ Status parse_policy(const std::string& text, Policy* policy);
 // Reads `path`; "" gives the empty text. USAGE, naming the file, when it cannot be read.
 Status read_policy_file(const std::string& path, std::string* text);
 
+// USAGE, naming it, for a rule that goes back to checkpoints: for a run that writes none.
+Status check_can_roll_back(const Policy& policy);
+
 // Textproto, one field a line, every field shown.
 std::string policy_text(const Policy& policy);
 

@@ -73,9 +73,13 @@ class RateRules {
   void count_attempt();
   std::uint64_t attempts() const { return attempts_; }
 
-  // Why one more skip, in the running attempt, ends the run by a rule whose action is ABORT; "" when none
-  // does.
-  std::string broken_by_a_skip() const;
+  // By which rule, if any, one more skip, in the running attempt, is one too many: it ends the run, or goes
+  // back.
+  struct Broken {
+    std::string why;
+    bool rolls_back = false;
+  };
+  std::optional<Broken> broken_by_a_skip() const;
 
   // The running attempt is skipped.
   void count_skip(SkipRecord skip);
@@ -111,7 +115,8 @@ class RateRules {
     std::uint64_t window_attempts;
     std::uint64_t max_skips;
     std::uint64_t least_attempts;
-    bool aborts;
+    bool forbids_skips;  // ABORT or ROLL_BACK
+    bool rolls_back;
     RateWindow window;
     bool raised = false;
   };
