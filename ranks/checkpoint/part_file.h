@@ -55,7 +55,8 @@ Status describe(const PartTensor& tensor, TensorEntry* entry);
 // The first value that should not be there.
 struct NonFinite {
   std::string tensor;
-  std::int64_t index = 0;  // flat, row-major; of a stored complex128, that of the number and not of the pair
+  std::int64_t index =
+      0;  // flat, row-major; in a complex128 that was read back, of the number and not of the pair
   std::string_view value;  // "NaN", "+Inf" or "-Inf"
 
   std::string to_string() const;  // "conv1.weight[17] is NaN", printable
@@ -76,6 +77,7 @@ class PartReader {
   // the file is at least there with its size.
   Status open(FileSystem& files, const std::string& folder, const Part& part, bool* size_is_right = nullptr);
 
+  const std::string& path() const { return path_; }
   int tensors() const { return part_.tensors_size(); }
   const TensorEntry& tensor(int i) const { return part_.tensors(i); }
 
