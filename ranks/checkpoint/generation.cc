@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "holdfast/checkpoint/manifest.pb.h"
@@ -15,14 +14,6 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kMostFaults = 32;
-
-// The number that `text` begins with, which is taken off it.
-bool take_number(std::string_view* text, std::uint64_t* number) {
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), *number);
-  if (error != std::errc()) return false;
-  text->remove_prefix(static_cast<std::size_t>(end - text->data()));
-  return true;
-}
 
 bool looks_like_part(std::string_view name) { return name.ends_with(".safetensors"); }
 
@@ -69,20 +60,6 @@ void look_into(FileSystem& files, const std::string& checkpoints, GenerationRepo
 }
 
 }  // namespace
-
-std::string GenerationId::name() const { return fmt::format("e{:04}-a{:010}", epoch, attempt); }
-
-bool parse_generation_name(std::string_view name, GenerationId* id) {
-  GenerationId parsed;
-  std::string_view rest = name;
-  if (!rest.starts_with("e")) return false;
-  rest.remove_prefix(1);
-  if (!take_number(&rest, &parsed.epoch) || !rest.starts_with("-a")) return false;
-  rest.remove_prefix(2);
-  if (!take_number(&rest, &parsed.attempt) || !rest.empty() || parsed.name() != name) return false;
-  *id = parsed;
-  return true;
-}
 
 std::string checkpoints_path(const std::string& run_dir) { return run_dir + "/checkpoints"; }
 

@@ -16,20 +16,12 @@
 #include <vector>
 
 #include "holdfast/collectives/status.h"
+#include "holdfast/coord/generation_id.h"
 #include "holdfast/coord/storage/file_system.h"
 
 namespace holdfast {
 
 class Manifest;
-
-struct GenerationId {
-  std::uint64_t epoch = 0;
-  std::uint64_t attempt = 0;  // the next one to make
-
-  std::string name() const;  // "e0001-a0000000600"
-  auto operator<=>(const GenerationId&) const = default;
-};
-bool parse_generation_name(std::string_view name, GenerationId* id);  // only what name() gives
 
 std::string checkpoints_path(const std::string& run_dir);
 std::string generation_path(const std::string& checkpoints, const GenerationId& id);
