@@ -285,6 +285,10 @@ void Coordinator::headroom(std::uint64_t epoch, std::uint64_t attempt, std::uint
 }
 
 Decision Coordinator::decide_and_count(const Incident& incident) {
+  // An attempt that is stopped is made again by whoever resumes the run: it leaves no trace.
+  const bool stop = incident.verdict.kind == Verdict::Kind::kRequested &&
+                    incident.verdict.sum.requests(Request::kStop) != 0;
+  if (stop) return decide(*policy_, budget_, incident);
   rules_.count_attempt();
   const bool pending = is_pending(incident);
   if (!pending) charge_streak(incident.epoch, incident.attempt, incident.update);

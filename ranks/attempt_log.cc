@@ -27,6 +27,7 @@ void AttemptLog::clear() {
   view_.has_loss = false;
   view_.facts.clear();
   view_.fired_rule.clear();
+  view_.replica_digests.clear();
   loss_sum_ = 0.0L;
   losses_ = 0;
   micro_batch_ = 0;
@@ -66,6 +67,19 @@ void AttemptLog::add_written(std::string_view tensor, const Probe& probe, std::i
       {Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad), probe.bad, -1});
 }
 
+void AttemptLog::forget_update() {
+  failed_update_.reset();
+  written_.clear();
+  written_counts_ = BadCounts();
+}
+
+void AttemptLog::prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests) {
+  constexpr std::size_t kMostDigests = 4096;  // 32 KiB a rank, and only when replicas differ
+  record_.set_replica_proof(lane);
+  view_.replica_digests.assign(
+      digests.begin(), digests.begin() + static_cast<std::ptrdiff_t>(std::min(digests.size(), kMostDigests)));
+}
+
 void AttemptLog::annotate(std::string_view name, std::int64_t value) {
   constexpr std::size_t kMostFacts = 32;
   if (view_.facts.size() < kMostFacts) view_.facts.push_back({clip(name), value});
@@ -99,13 +113,15 @@ Record AttemptLog::record(std::uint64_t agreement_lane) const {
 
 std::string AttemptLog::report(const Verdict& verdict) const {
   RankView view = view_;
+  if (verdict.kind != Verdict::Kind::kDiverged) view.replica_digests.clear();
   if (verdict.kind == Verdict::Kind::kUpdateFailed) {
     view.findings = written_;
     view.error = failed_update_;
   } else {
     std::erase_if(view.findings, [&](const Finding& f) { return f.stage != verdict.earliest_stage; });
   }
-  const bool wanted = verdict.kind == Verdict::Kind::kDisagree || !view.findings.empty() || view.error ||
+  const bool from_all = verdict.kind == Verdict::Kind::kDisagree || verdict.kind == Verdict::Kind::kDiverged;
+  const bool wanted = from_all || !view.findings.empty() || view.error ||
                       (verdict.kind == Verdict::Kind::kRequested && !view.fired_rule.empty());
   return wanted ? encode_rank_view(view) : std::string();
 }

@@ -32,6 +32,11 @@ class AttemptLog {
   void request_stop() { stop_requested_ = true; }
   void set_no_next_batch() { no_next_batch_ = true; }  // survives clear(): data that ended stays ended
 
+  // Going back undoes the update that failed or wrote something that is not finite.
+  void forget_update();
+  // This rank's part of the proof, and the digests of which it is made.
+  void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests);
+
   bool has_error() const { return view_.error.has_value(); }
 
   // Ready for the wire; `agreement_lane` is this rank's part of it.

@@ -29,14 +29,29 @@ double SpikeDetector::threshold() const {
   return std::exp(center + options_.deviations * sigma);
 }
 
-bool SpikeDetector::add(double value, double* passed) {
+bool SpikeDetector::is_spike(double value, double* passed) const {
   if (!std::isfinite(value) || value <= 0) return false;
   const double limit = threshold();
   const bool spike = value > limit;
   if (spike && passed != nullptr) *passed = limit;
+  return spike;
+}
+
+void SpikeDetector::remember(double value) {
+  if (!std::isfinite(value) || value <= 0) return;
   logs_.push_back(std::log(value));
   if (logs_.size() > options_.window) logs_.pop_front();
+}
+
+bool SpikeDetector::add(double value, double* passed) {
+  const bool spike = is_spike(value, passed);
+  remember(value);
   return spike;
+}
+
+void SpikeDetector::restore(std::deque<double> logs) {
+  logs_ = std::move(logs);
+  while (logs_.size() > options_.window) logs_.pop_front();  // the policy has a shorter one now
 }
 
 }  // namespace holdfast

@@ -20,9 +20,17 @@ class SpikeDetector {
  public:
   explicit SpikeDetector(const SpikeOptions& options) : options_(options) {}
 
-  // Whether `value` is a spike against the values before it, which it then joins. Values that are not finite
-  // or not positive are passed over. `passed`, when given, gets what a spike exceeded.
+  // Whether `value` is a spike against the values remembered. Values that are not finite or not positive are
+  // none. `passed`, when given, gets what a spike exceeded.
+  bool is_spike(double value, double* passed = nullptr) const;
+  // It joins them, unless it is not finite or not positive.
+  void remember(double value);
+  // Both.
   bool add(double value, double* passed = nullptr);
+
+  // The logarithms of the values remembered, oldest first, for a checkpoint.
+  const std::deque<double>& logs() const { return logs_; }
+  void restore(std::deque<double> logs);
 
   double threshold() const;  // what the next value must exceed; +Inf while there are too few
 

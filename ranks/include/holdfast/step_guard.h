@@ -8,8 +8,9 @@
 //   guard->observe_share(bucket, layout);                         this rank's 1/N of the sum
 //   const Decision decision = guard->decide();                    one collective
 //   if (decision.apply()) guard->update([&] { ... });             nothing else on SKIP
-//   guard->finish();
 //   if (decision.ends_run()) return decision.exit_code();         the same on every rank
+//   if (decision.rolls_back()) guard->roll_back();                all are at guard->attempt() again
+//   else guard->finish();
 //
 // What a SKIP leaves: parameters, optimizer state, schedule and update counter as they were, because the
 // update was not run; buffers given to protect() as they were before begin(). The attempt is counted and the
@@ -27,6 +28,7 @@
 #include <string_view>
 #include <vector>
 
+#include "holdfast/checkpoint/checkpoint_store.h"
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/sample_source.h"
@@ -34,6 +36,7 @@
 #include "holdfast/scan.h"
 #include "holdfast/sparse_scan.h"
 #include "holdfast/tensor_view.h"
+#include "holdfast/training_state.h"
 
 namespace holdfast {
 
@@ -47,7 +50,8 @@ struct GuardOptions {
   std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
   std::optional<int> metrics_port;     // rank 0 serves /metrics there over HTTP; 0: a free one
   std::string metrics_address = "127.0.0.1";  // numeric; on which interface
-  bool watchdog = true;  // end this process when an attempt makes no progress, see Policy
+  CheckpointOptions checkpoints;  // in RUN_DIR/checkpoints, which all hosts must see; see register_state()
+  bool watchdog = true;           // end this process when an attempt makes no progress, see Policy
 };
 
 // A tensor inside a flat bucket, in elements. What no slice covers is padding and is not looked at.
@@ -92,6 +96,28 @@ class StepGuard {
   void protect(std::string_view name, void* data, DType dtype, std::int64_t element_count);
   // One that is not floating point, such as a counter.
   void protect(void* data, std::size_t bytes);
+
+  // Collective, once, before the first attempt: what makes the run resumable. From then on
+  //  - replicas are proven to agree, and everything is swept for what is not finite, by the policy's
+  //  intervals;
+  //  - with GuardOptions.checkpoints, a checkpoint is begun in finish() every so many attempts, in close(),
+  //  and when the
+  //    operator stops the run; the first at once, so that there is always one to go back to;
+  //  - with `resume`, the newest checkpoint that every rank finds clean is loaded: epoch(), attempt(),
+  //  updates(),
+  //    skips() and the loss scale are as of then. A run that never had one begins anew, at attempt 0.
+  // Fails on every rank alike: USAGE for a state that TrainingState::check() refuses or a checkpoint of
+  // another model, RANKS_DISAGREE when ranks differ in policy or interval, NO_CLEAN_GENERATION when no
+  // checkpoint is clean. The memory must stay until the guard is gone, and change only in update() and by
+  // forward, see StateTensor.
+  Status register_state(TrainingState state);
+  // Name of the checkpoint that was loaded last; "" for none.
+  const std::string& restored_from() const;
+
+  // Collective, after decide() or close() gave ROLL_BACK, in place of finish(): the registered state is that
+  // of an earlier checkpoint again, bit for bit, and so are loss scale and budgets. Go on at attempt(), in
+  // the next epoch. Gives ROLL_BACK when done, and ABORT when no checkpoint is clean (NO_CLEAN_GENERATION).
+  Decision roll_back();
 
   // Starts the next attempt.
   void begin();
@@ -212,12 +238,13 @@ class StepGuard {
     end_update();
   }
 
-  // Ends the attempt: counts it, and its update if one was decided.
+  // Ends the attempt: counts it, and its update if one was decided; begins a checkpoint when one is due,
+  // which takes as long as a copy of the state.
   void finish();
 
   // Collective, once, after the last attempt: makes sure that no rank failed in its last update and writes
-  // the end of the run. Decides ABORT otherwise, and APPLY when all is well. Not after a decision that ends
-  // the run.
+  // the end of the run. Decides ABORT otherwise, or ROLL_BACK, after which there are attempts to make again,
+  // and APPLY when all is well. Not after a decision that ends the run.
   Decision close();
 
   // Between the two the watchdog waits: a long evaluation, a checkpoint. Calls nest.

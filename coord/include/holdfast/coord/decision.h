@@ -25,6 +25,8 @@ struct Decision {
   bool agreed = true;
 
   bool apply() const { return action == Action::kApply; }
+  // Call StepGuard::roll_back().
+  bool rolls_back() const { return action == Action::kRollBack; }
   // The run is over: return exit_code() from main on every rank.
   bool ends_run() const { return action == Action::kAbort || action == Action::kStop; }
   int exit_code() const { return static_cast<int>(code); }

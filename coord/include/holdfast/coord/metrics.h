@@ -68,7 +68,7 @@ class RunMetrics {
   // mixed; none for an exception or a rule. So each skip is counted in one place.
   void count_skip(std::optional<Stage> stage, const BadCounts& found);
   void count_ended_attempt() { add(&ended_, 1); }  // neither applied nor skipped: it ended the run
-  void count_rollback() { add(&rollbacks_, 1); }        // neither: it is made again
+  void count_rollback() { add(&rollbacks_, 1); }   // neither: it is made again
   void count_failed_checkpoint(bool non_finite) { add(&failed_checkpoints_[non_finite ? 1 : 0], 1); }
   // A generation was published that every rank found clean: the state before `attempt`, as of now.
   void set_last_known_good(std::uint64_t attempt);
