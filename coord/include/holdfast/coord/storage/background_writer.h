@@ -13,18 +13,20 @@ namespace holdfast {
 
 class BackgroundWriter {
  public:
-  // At most `most_waiting` jobs wait; the thread that submits another waits until one has begun.
+  // At most `most_waiting` jobs (at least 1) wait; the thread that submits another waits until one has begun.
   explicit BackgroundWriter(std::size_t most_waiting = 1);
   ~BackgroundWriter();  // waits for all jobs
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  // `job` must not throw; it is run on the writer's thread, which is started at the first.
+  // `job` must not throw; it is run on the writer's thread, which is started at the first, or here when the
+  // system has no thread left. A job does not submit another: with the queue full it would wait for itself.
   void submit(std::function<void()> job);
   // No job is waiting or running.
   bool idle() const;
   void wait();
-  // Whether it became idle in time. A job cannot be stopped: one that hangs in the file system goes on hanging.
+  // Whether it became idle in time. A job cannot be stopped: one that hangs in the file system goes on
+  // hanging.
   bool wait_for(std::chrono::milliseconds most);
 
  private:

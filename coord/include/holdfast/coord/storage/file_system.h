@@ -31,6 +31,13 @@ class ReadableFile {
   virtual Status read(std::uint64_t offset, std::span<std::byte> to) const = 0;
 };
 
+enum class FileKind {
+  kNone,
+  kFile,
+  kFolder,
+  kOther  // a symbolic link, a device, a pipe; and what cannot be looked at, since it may be in the way
+};
+
 // Any thread.
 class FileSystem {
  public:
@@ -46,9 +53,11 @@ class FileSystem {
   virtual Status rename(const std::string& from, const std::string& to) = 0;
   // Names that were made, renamed or removed in the folder are on disk.
   virtual Status sync_folder(const std::string& path) = 0;
-  // Names, sorted, without "." and "..".
+  // Names, sorted, without "." and "..". A symbolic link is refused.
   virtual Status list(const std::string& path, std::vector<std::string>* names) = 0;
-  virtual bool exists(const std::string& path) = 0;  // of any kind; a symbolic link is not followed
+  // What has this name; a symbolic link is not followed.
+  virtual FileKind kind(const std::string& path) = 0;
+  bool exists(const std::string& path) { return kind(path) != FileKind::kNone; }
   virtual Status remove_file(const std::string& path) = 0;
   virtual Status remove_folder(const std::string& path) = 0;  // an empty one
   // Bytes that this process may still write there.
@@ -60,11 +69,11 @@ FileSystem& real_file_system();
 // All of a file that is no larger than `most_bytes`.
 Status read_file(FileSystem& files, const std::string& path, std::uint64_t most_bytes, std::string* bytes);
 
-// The folder with everything in it, symbolic links themselves and not what they point to; at most `most_depth`
-// folders deep. Goes on after a failure and gives the first.
+// The folder with everything in it, symbolic links themselves and not what they point to; at most
+// `most_depth` folders deep. Goes on after a failure and gives the first.
 Status remove_tree(FileSystem& files, const std::string& path, int most_depth = 8);
 
-// Bytes of the files in it, links not followed.
-Status tree_bytes(FileSystem& files, const std::string& path, std::uint64_t* bytes);
+// Bytes of the files in the folder, links not followed, at most `most_depth` folders deep.
+Status tree_bytes(FileSystem& files, const std::string& path, std::uint64_t* bytes, int most_depth = 8);
 
 }  // namespace holdfast

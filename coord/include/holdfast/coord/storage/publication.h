@@ -21,8 +21,8 @@ Status begin_publication(FileSystem& files, const std::string& parent, std::stri
 // One file of it: created, written, synced and closed. For small files; larger ones do the same by hand.
 Status write_synced(FileSystem& files, const std::string& path, std::string_view bytes);
 
-// Syncs the partial folder, renames it and syncs the parent. Fails when there is a NAME already. After a failure
-// of the last step alone NAME is there, and only not known to be on disk.
+// Syncs the partial folder, renames it and syncs the parent. Fails when there is a NAME already. After a
+// failure of the last step alone NAME is there, and only not known to be on disk.
 Status publish(FileSystem& files, const std::string& parent, std::string_view name);
 
 // Removes partial folders, such as a killed run leaves. Only who holds the lock on all of `parent` may.
