@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "holdfast/coord/storage/publication.h"
 
@@ -18,6 +19,8 @@ GenerationId id_of(const Manifest& manifest) { return {manifest.epoch(), manifes
 
 Status GenerationFolder::open() {
   if (Status s = files_.create_folder(path_); !s.ok()) return s;
+  const auto parent = std::filesystem::path(path_).parent_path();
+  if (Status s = files_.sync_folder(parent.empty() ? "." : parent.string()); !s.ok()) return s;
   if (Status s = remove_partials(files_, path_); !s.ok()) return s;
   return refresh();
 }
@@ -28,7 +31,8 @@ Status GenerationFolder::refresh() {
   std::vector<StoredGeneration> stored;
   for (const GenerationId& id : ids) {
     stored.push_back({id, 0});
-    if (Status s = tree_bytes(files_, path_of(id), &stored.back().bytes); !s.ok()) return s;
+    // What of a damaged one cannot be looked at is left out: it is for a restore to judge it.
+    (void)tree_bytes(files_, path_of(id), &stored.back().bytes);
   }
   const std::lock_guard lock(mutex_);
   stored_ = std::move(stored);
@@ -42,7 +46,8 @@ std::vector<StoredGeneration> GenerationFolder::stored() const {
 
 void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outcome) {
   const GenerationId id = id_of(manifest);
-  sweep();
+  std::erase(discarded_, id);
+  sweep();  // all ranks are through with what they began before this one
   if (Status s = write_and_publish(manifest, id, &outcome->bytes); !s.ok()) {
     outcome->reason = id.name() + " refused: " + s.message();
     if (files_.exists(path_of(id))) {
@@ -116,8 +121,9 @@ Status GenerationFolder::remove(const GenerationId& id) {
 }
 
 void GenerationFolder::discard(const GenerationId& id) {
+  const std::string partial = partial_path(path_, id.name());
+  if (files_.exists(partial)) (void)remove_tree(files_, partial);
   discarded_.push_back(id);
-  sweep();
 }
 
 void GenerationFolder::sweep() {

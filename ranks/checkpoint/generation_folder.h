@@ -25,12 +25,11 @@ class GenerationFolder {
   Status refresh();
 
   // From the partial folder, in which all parts that `manifest` names are on disk. Then removes what retention does not
-  // keep. Fills `outcome`; unless it is published the partial folder is gone, or its removal is tried again later.
+  // keep. Fills `outcome`; unless it is published the partial folder is discarded.
   void publish(const Manifest& manifest, CheckpointOutcome* outcome);
-  // Removes the partial folder of one that is not published.
+  // Removes the partial folder of one that is not published. A rank that was late may make it again: so once more
+  // with the next publish(), and in any case when the folder is opened again.
   void discard(const GenerationId& id);
-  // Removes what discard() could not, or what a rank that was late has made again since.
-  void sweep();
 
   // Moves a generation into set-aside/, where nothing is ever deleted. `*as`: its path there.
   Status set_aside(const GenerationId& id, std::string* as);
@@ -43,6 +42,7 @@ class GenerationFolder {
   std::string path_of(const GenerationId& id) const { return path_ + "/" + id.name(); }
   Status check_parts(const Manifest& manifest) const;
   Status write_and_publish(const Manifest& manifest, const GenerationId& id, std::uint64_t* bytes);
+  void sweep();
   void retain(CheckpointOutcome* outcome);
   Status remove(const GenerationId& id);
 

@@ -42,11 +42,22 @@ Status Snapshot::take() {
   }
 }
 
-void Snapshot::allocate() {
+std::size_t Snapshot::tensor_bytes() const {
   std::size_t bytes = 0;
   for (const StateTensor& tensor : state_.tensors()) {
     if (is_mine(tensor.held)) bytes += rounded(static_cast<std::size_t>(tensor.bytes()), kCacheLine);
   }
+  return bytes;
+}
+
+std::uint64_t Snapshot::bytes() const {
+  std::uint64_t bytes = tensor_bytes();
+  for (const Bytes& saved : saved_) bytes += saved.size();
+  return bytes;
+}
+
+void Snapshot::allocate() {
+  std::size_t bytes = tensor_bytes();
   bytes = rounded(bytes, kHugePage) + kHugePage;  // never nothing
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, bytes)));
   if (!memory_) throw std::bad_alloc();
@@ -61,7 +72,7 @@ void Snapshot::copy_tensors() {
     if (!is_mine(tensor.held)) continue;
     const auto bytes = static_cast<std::size_t>(tensor.bytes());
     if (bytes > 0) std::memcpy(to, tensor.data, bytes);
-    part_of(tensor.held).push_back(PartTensor::copy_of(tensor, to));
+    part_of(tensor.held).push_back(PartTensor::of(tensor, to));
     to += rounded(bytes, kCacheLine);
   }
 }
@@ -81,7 +92,7 @@ Status Snapshot::copy_bytes() {
     } catch (...) {
       return failed("an exception of an unknown type");
     }
-    part_of(bytes.held).push_back(PartTensor::of_bytes(bytes, saved_.back()));
+    part_of(bytes.held).push_back(PartTensor::of_bytes(bytes.name, saved_.back()));
   }
   return Status();
 }

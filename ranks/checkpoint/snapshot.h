@@ -26,6 +26,7 @@ class Snapshot {
   Status take();
 
   // As of the last take(); until the next one.
+  std::uint64_t bytes() const;
   std::span<const PartTensor> replicated() const { return replicated_; }
   std::span<const PartTensor> own() const { return own_; }
 
@@ -35,6 +36,7 @@ class Snapshot {
   };
 
   bool is_mine(Held held) const { return with_replicated_ || held != Held::kReplicated; }
+  std::size_t tensor_bytes() const;  // each from a cache line on
   void allocate();
   void copy_tensors();
   Status copy_bytes();
