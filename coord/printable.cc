@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 namespace holdfast {
 
 std::string printable(std::string_view text) {
@@ -20,6 +22,15 @@ std::string printable(std::string_view text) {
     }
   }
   return shown;
+}
+
+bool is_utf8(std::string_view text) {
+  try {
+    (void)nlohmann::json(text).dump();  // strict about it, as the standard is
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
 }
 
 }  // namespace holdfast

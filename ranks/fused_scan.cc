@@ -61,26 +61,61 @@ Probe widen_and_scan(std::span<const std::uint16_t> values, DType dtype, float f
   });
 }
 
+struct ScanAndDigest::State {
+  explicit State(DType of) : dtype(of), scanned(is_known(of) && !is_always_finite(of)) {
+    XXH3_128bits_reset(&hash);
+  }
+
+  void add(const void* data, std::int64_t elements) {
+    if (elements == 0) return;
+    const auto* at = static_cast<const unsigned char*>(data);
+    const auto width = static_cast<std::size_t>(dtype_size(dtype));
+    if (!scanned) {
+      append(probe, scan(TensorView::contiguous(data, dtype, elements)), added);
+      XXH3_128bits_update(&hash, at, static_cast<std::size_t>(elements) * width);
+    } else {
+      const DefaultFloatEnvironment environment;
+      const std::int64_t size = chunk_elements(dtype);
+      assert(added % size == 0 && "a piece that is not the last must hold whole chunks");
+      for (std::int64_t begin = 0; begin < elements; begin += size) {
+        const std::int64_t n = std::min(size, elements - begin);
+        const unsigned char* chunk = at + static_cast<std::size_t>(begin) * width;
+        XXH3_128bits_update(&hash, chunk, static_cast<std::size_t>(n) * width);
+        const Probe part = scan_chunk(dtype, chunk, n);
+        append(probe, part, added + begin);
+        strand_of(strands, (added + begin) / size) += part.squares;
+      }
+    }
+    added += elements;
+  }
+
+  Probe finish(Digest128* digest) {
+    const XXH128_hash_t value = XXH3_128bits_digest(&hash);
+    *digest = {value.low64, value.high64};
+    probe.squares = fold(strands);
+    return probe;
+  }
+
+  const DType dtype;
+  const bool scanned;
+  XXH3_state_t hash;
+  Probe probe;
+  Strands strands;
+  std::int64_t added = 0;
+};
+
+ScanAndDigest::ScanAndDigest(DType dtype) : state_(std::make_unique<State>(dtype)) {}
+ScanAndDigest::~ScanAndDigest() = default;
+
+void ScanAndDigest::add(const void* data, std::int64_t elements) { state_->add(data, elements); }
+const Probe& ScanAndDigest::so_far() const { return state_->probe; }
+Probe ScanAndDigest::finish(Digest128* digest) { return state_->finish(digest); }
+
 Probe scan_and_digest(const TensorView& tensor, Digest128* digest) {
   assert(tensor.strides.empty());
-  const auto width = static_cast<std::size_t>(dtype_size(tensor.dtype));
-  const auto* data = static_cast<const unsigned char*>(tensor.data);
-  const auto count = static_cast<std::size_t>(tensor.element_count);
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  Probe probe;
-  if (is_known(tensor.dtype) && !is_always_finite(tensor.dtype)) {
-    probe = by_chunks(tensor.dtype, count, [&](std::size_t begin, std::size_t n) {
-      XXH3_128bits_update(&state, data + begin * width, n * width);
-      return data + begin * width;
-    });
-  } else {
-    probe = scan(tensor);
-    if (count > 0) XXH3_128bits_update(&state, data, count * width);
-  }
-  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-  *digest = {hash.low64, hash.high64};
-  return probe;
+  ScanAndDigest::State state(tensor.dtype);
+  state.add(tensor.data, tensor.element_count);
+  return state.finish(digest);
 }
 
 }  // namespace holdfast

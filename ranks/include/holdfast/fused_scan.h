@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "holdfast/scan.h"
@@ -28,5 +29,26 @@ struct Digest128 {
   bool operator==(const Digest128&) const = default;
 };
 Probe scan_and_digest(const TensorView& tensor, Digest128* digest);
+
+// The same, bit for bit, of a tensor that comes in pieces, in their order. Used by one thread at a time.
+class ScanAndDigest {
+ public:
+  // A piece that is not the last holds a multiple of so many elements, of any dtype.
+  static constexpr std::int64_t kPieceElements = std::int64_t{1} << 17;
+
+  explicit ScanAndDigest(DType dtype);
+  ~ScanAndDigest();
+  ScanAndDigest(const ScanAndDigest&) = delete;
+  ScanAndDigest& operator=(const ScanAndDigest&) = delete;
+
+  void add(const void* data, std::int64_t elements);
+  const Probe& so_far() const;      // of the pieces added, but for the squares
+  Probe finish(Digest128* digest);  // once, after the last piece
+
+ private:
+  friend Probe scan_and_digest(const TensorView& tensor, Digest128* digest);
+  struct State;
+  const std::unique_ptr<State> state_;
+};
 
 }  // namespace holdfast

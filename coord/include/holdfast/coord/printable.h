@@ -10,4 +10,6 @@ namespace holdfast {
 // cannot act on the terminal of who reads it.
 std::string printable(std::string_view text);
 
+bool is_utf8(std::string_view text);
+
 }  // namespace holdfast
