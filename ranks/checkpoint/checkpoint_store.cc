@@ -102,7 +102,8 @@ class CheckpointStore::Impl {
 };
 
 Status CheckpointStore::Impl::open() {
-  if (Status s = agree_on_status(collective_, as_usage(is_rank_0() ? folder_.open() : Status())); !s.ok()) return s;
+  if (Status s = agree_on_status(collective_, as_usage(is_rank_0() ? folder_.open() : Status())); !s.ok())
+    return s;
   if (Status s = agree_that_all_see(collective_, files_, folder_.path()); !s.ok()) return s;
   if (Status s = agree_on_status(collective_, declare(state_, &declared_)); !s.ok()) return s;
   return agree_on_state(collective_, declared_, &ranks_);
@@ -142,7 +143,8 @@ void CheckpointStore::Impl::write(Flight& flight) {
     } catch (const std::exception& e) {
       written = Status::internal(printable(e.what()));
     }
-    if (!written.ok()) fail(&flight.report, finding ? finding->to_string() : written.message(), finding.has_value());
+    if (!written.ok())
+      fail(&flight.report, finding ? finding->to_string() : written.message(), finding.has_value());
   }
   flight.done = true;
 }
@@ -153,14 +155,16 @@ Status CheckpointStore::Impl::write_parts(PartReport* report, const std::string&
   if (Status s = begin_publication(files_, folder_.path(), name); !s.ok()) return s;
   const std::string partial = partial_path(folder_.path(), name);
   if (snapshot_.has_replicated()) {
-    if (Status s = write_part(files_, partial, -1, snapshot_.replicated(), report->add_parts(), finding); !s.ok())
+    if (Status s = write_part(files_, partial, -1, snapshot_.replicated(), report->add_parts(), finding);
+        !s.ok())
       return s;
   }
   if (!snapshot_.has_own()) return Status();
   return write_part(files_, partial, collective_.rank(), snapshot_.own(), report->add_parts(), finding);
 }
 
-// A disk that has no room is not filled first. The others write at the same time, so it may still become full.
+// A disk that has no room is not filled first. The others write at the same time, so it may still become
+// full.
 Status CheckpointStore::Impl::check_space() const {
   std::uint64_t free = 0;
   const std::uint64_t needed = snapshot_.bytes() + kSpareBytes;
@@ -176,7 +180,8 @@ Status CheckpointStore::Impl::complete() {
   if (!flight->done) writer_.wait();
   const bool silent = !flight->report.has_failure() && flight->report.parts_size() == 0;
   std::vector<Bytes> reports;
-  if (Status s = collective_.gather(silent ? Bytes() : flight->report.SerializeAsString(), &reports); !s.ok()) return s;
+  if (Status s = collective_.gather(silent ? Bytes() : flight->report.SerializeAsString(), &reports); !s.ok())
+    return s;
   if (is_rank_0()) {
     writer_.submit([this, flight, all = std::move(reports)] { publish(*flight, all); });
   }
@@ -281,7 +286,9 @@ Status CheckpointStore::create(Collective& collective, FileSystem& files, const 
   return Status();
 }
 
-void CheckpointStore::save(const RunPosition& position, const Bytes& memory) { impl_->save(position, memory); }
+void CheckpointStore::save(const RunPosition& position, const Bytes& memory) {
+  impl_->save(position, memory);
+}
 bool CheckpointStore::in_flight() const { return impl_->flight() != nullptr; }
 GenerationId CheckpointStore::flight() const { return in_flight() ? impl_->flight()->id() : GenerationId(); }
 bool CheckpointStore::part_done() const { return in_flight() && impl_->flight()->done; }

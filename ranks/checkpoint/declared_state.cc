@@ -30,7 +30,8 @@ Status judge(const std::vector<Bytes>& all, RanksState* out) {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const int rank = static_cast<int>(r);
     Part part;
-    if (!part.ParseFromString(all[r])) return Status::internal(fmt::format("malformed state of rank {}", rank));
+    if (!part.ParseFromString(all[r]))
+      return Status::internal(fmt::format("malformed state of rank {}", rank));
     out->writes.push_back(part.tensors_size() > 0);
     for (const TensorEntry& entry : part.tensors()) {
       if (entry.has_shard_total()) out->arrays.add(entry, rank);
@@ -82,7 +83,8 @@ Status agree_on_state(Collective& collective, const DeclaredState& mine, RanksSt
   Status same;
   if (!of_rank_0.ParseFromString(theirs)) {
     same = Status::internal("malformed state of rank 0");
-  } else if (const std::string why = difference(mine.replicated, of_rank_0, "its replicated state", "rank 0's");
+  } else if (const std::string why =
+                 difference(mine.replicated, of_rank_0, "its replicated state", "rank 0's");
              !why.empty()) {
     same = Status::usage("the ranks share another state: " + why);
   }
@@ -91,7 +93,8 @@ Status agree_on_state(Collective& collective, const DeclaredState& mine, RanksSt
   // Of what is a rank's own, one entry says that there is some; of what rank 0 writes for all, too.
   Part own = mine.sharded;
   if (mine.per_rank.tensors_size() > 0) *own.add_tensors() = mine.per_rank.tensors(0);
-  if (collective.rank() == 0 && mine.replicated.tensors_size() > 0) *own.add_tensors() = mine.replicated.tensors(0);
+  if (collective.rank() == 0 && mine.replicated.tensors_size() > 0)
+    *own.add_tensors() = mine.replicated.tensors(0);
   std::vector<Bytes> all;
   if (Status s = collective.gather(own.SerializeAsString(), &all); !s.ok()) return s;
   return agree_on_status(collective, collective.rank() == 0 ? judge(all, out) : Status());

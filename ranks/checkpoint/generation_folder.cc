@@ -11,7 +11,6 @@ namespace holdfast {
 namespace {
 
 constexpr const char* kSetAside = "/set-aside";
-constexpr const char* kManifestName = "manifest.pb";
 
 GenerationId id_of(const Manifest& manifest) { return {manifest.epoch(), manifest.attempt()}; }
 
@@ -51,7 +50,8 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
   if (Status s = write_and_publish(manifest, id, &outcome->bytes); !s.ok()) {
     outcome->reason = id.name() + " refused: " + s.message();
     if (files_.exists(path_of(id))) {
-      // Another's of that name, or ours that is only not known to be on disk: not one to remove older ones for.
+      // Another's of that name, or ours that is only not known to be on disk: not one to remove older ones
+      // for.
       if (Status listed = refresh(); !listed.ok()) outcome->reason += "; " + listed.message();
     }
     discard(id);
@@ -66,14 +66,16 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
   retain(outcome);
 }
 
-Status GenerationFolder::write_and_publish(const Manifest& manifest, const GenerationId& id, std::uint64_t* bytes) {
+Status GenerationFolder::write_and_publish(const Manifest& manifest, const GenerationId& id,
+                                           std::uint64_t* bytes) {
   if (Status s = check_parts(manifest); !s.ok()) return s;
   const std::string encoded = encode_manifest(manifest);
   *bytes = encoded.size();
   for (const Part& part : manifest.parts()) *bytes += part.file_bytes();
-  if (const std::string why = quota_refusal(stored(), *bytes, options_); !why.empty()) return Status::internal(why);
+  if (const std::string why = quota_refusal(stored(), *bytes, options_); !why.empty())
+    return Status::internal(why);
   const std::string partial = partial_path(path_, id.name());
-  if (Status s = write_synced(files_, partial + "/" + kManifestName, encoded); !s.ok()) return s;
+  if (Status s = write_synced(files_, partial + "/" + std::string(kManifestName), encoded); !s.ok()) return s;
   return holdfast::publish(files_, path_, id.name());
 }
 
@@ -96,14 +98,16 @@ Status GenerationFolder::check_parts(const Manifest& manifest) const {
 void GenerationFolder::retain(CheckpointOutcome* outcome) {
   for (const GenerationId& id : generations_to_remove(stored(), options_)) {
     if (Status s = remove(id); !s.ok()) {
-      outcome->reason += (outcome->reason.empty() ? "" : "; ") + ("cannot remove " + id.name() + ": " + s.message());
+      outcome->reason +=
+          (outcome->reason.empty() ? "" : "; ") + ("cannot remove " + id.name() + ": " + s.message());
       continue;
     }
     outcome->removed.push_back(id.name());
   }
 }
 
-// By way of a partial name, so that whoever dies in between leaves nothing that could be taken for a generation.
+// By way of a partial name, so that whoever dies in between leaves nothing that could be taken for a
+// generation.
 Status GenerationFolder::remove(const GenerationId& id) {
   const std::string doomed = partial_path(path_, id.name());
   if (Status s = files_.rename(path_of(id), doomed); !s.ok()) return s;

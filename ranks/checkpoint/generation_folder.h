@@ -12,7 +12,8 @@
 
 namespace holdfast {
 
-// Of one run, which holds the lock on its folder. stored() may be called by any thread, all else by one at a time.
+// Of one run, which holds the lock on its folder. stored() may be called by any thread, all else by one at a
+// time.
 class GenerationFolder {
  public:
   // `files` must outlive it.
@@ -24,11 +25,11 @@ class GenerationFolder {
   // Lists it again. INTERNAL when it cannot be read.
   Status refresh();
 
-  // From the partial folder, in which all parts that `manifest` names are on disk. Then removes what retention does not
-  // keep. Fills `outcome`; unless it is published the partial folder is discarded.
+  // From the partial folder, in which all parts that `manifest` names are on disk. Then removes what
+  // retention does not keep. Fills `outcome`; unless it is published the partial folder is discarded.
   void publish(const Manifest& manifest, CheckpointOutcome* outcome);
-  // Removes the partial folder of one that is not published. A rank that was late may make it again: so once more
-  // with the next publish(), and in any case when the folder is opened again.
+  // Removes the partial folder of one that is not published. A rank that was late may make it again: so once
+  // more with the next publish(), and in any case when the folder is opened again.
   void discard(const GenerationId& id);
 
   // Moves a generation into set-aside/, where nothing is ever deleted. `*as`: its path there.
@@ -39,7 +40,7 @@ class GenerationFolder {
   const std::string& path() const { return path_; }
 
  private:
-  std::string path_of(const GenerationId& id) const { return path_ + "/" + id.name(); }
+  std::string path_of(const GenerationId& id) const { return generation_path(path_, id); }
   Status check_parts(const Manifest& manifest) const;
   Status write_and_publish(const Manifest& manifest, const GenerationId& id, std::uint64_t* bytes);
   void sweep();

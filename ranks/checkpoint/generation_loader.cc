@@ -33,14 +33,17 @@ Part replicated_part(const Manifest& manifest) { return per_rank_part(manifest, 
 // What keeps a generation of another number of ranks from being used; "" when nothing does.
 std::string per_rank_obstacle(const DeclaredState& mine, const Manifest& manifest, int ranks) {
   const auto say = [&](const std::string& name, const std::string& whose) {
-    return fmt::format("it is of {} ranks and this run has {}, but {} is {}, which suits no other number of ranks",
-                       manifest.ranks(), ranks, printable(name), whose);
+    return fmt::format(
+        "it is of {} ranks and this run has {}, but {} is {}, which suits no other number of ranks",
+        manifest.ranks(), ranks, printable(name), whose);
   };
   for (int rank = 0; rank < static_cast<int>(manifest.ranks()); ++rank) {
     const Part own = per_rank_part(manifest, rank);
-    if (own.tensors_size() > 0) return say(own.tensors(0).name(), fmt::format("the own state of its rank {}", rank));
+    if (own.tensors_size() > 0)
+      return say(own.tensors(0).name(), fmt::format("the own state of its rank {}", rank));
   }
-  return mine.per_rank.tensors_size() > 0 ? say(mine.per_rank.tensors(0).name(), "this rank's own state") : "";
+  return mine.per_rank.tensors_size() > 0 ? say(mine.per_rank.tensors(0).name(), "this rank's own state")
+                                          : "";
 }
 
 struct Range {
@@ -67,8 +70,10 @@ std::span<std::byte> memory_of(const StateTensor& tensor) {
 }  // namespace
 
 Status check_match(const DeclaredState& mine, const Manifest& manifest, int rank, int ranks) {
-  std::string why = difference(mine.replicated, replicated_part(manifest), "this run's state", "the generation");
-  if (why.empty() && static_cast<int>(manifest.ranks()) != ranks) why = per_rank_obstacle(mine, manifest, ranks);
+  std::string why =
+      difference(mine.replicated, replicated_part(manifest), "this run's state", "the generation");
+  if (why.empty() && static_cast<int>(manifest.ranks()) != ranks)
+    why = per_rank_obstacle(mine, manifest, ranks);
   if (why.empty() && static_cast<int>(manifest.ranks()) == ranks) {
     why = difference(mine.per_rank, per_rank_part(manifest, rank), "this rank's own state", "the generation");
   }
@@ -93,8 +98,8 @@ bool GenerationLoader::is_needed(const Part& part, const TensorEntry& entry) con
 Status GenerationLoader::read() {
   try {
     for (const Part& part : manifest_.parts()) {
-      const bool needed =
-          std::ranges::any_of(part.tensors(), [&](const TensorEntry& entry) { return is_needed(part, entry); });
+      const bool needed = std::ranges::any_of(
+          part.tensors(), [&](const TensorEntry& entry) { return is_needed(part, entry); });
       if (!needed) continue;
       if (Status s = read_part(part); !s.ok()) return s;
     }

@@ -14,20 +14,21 @@
 
 namespace holdfast {
 
-// USAGE, naming the first difference, unless the generation holds what this rank of `ranks` has declared: the same
-// replicated state and, from a run of as many ranks, the same state of its own. A run of another number of ranks can
-// use neither its own nor the generation's per-rank state. Sharded arrays are for rank 0 to compare.
+// USAGE, naming the first difference, unless the generation holds what this rank of `ranks` has declared: the
+// same replicated state and, from a run of as many ranks, the same state of its own. A run of another number
+// of ranks can use neither its own nor the generation's per-rank state. Sharded arrays are for rank 0 to
+// compare.
 Status check_match(const DeclaredState& mine, const Manifest& manifest, int rank, int ranks);
 
 class GenerationLoader {
  public:
   // All must outlive it; `manifest` is one that check_match() took.
-  GenerationLoader(FileSystem& files, std::string folder, const Manifest& manifest, const TrainingState& state,
-                   int rank);
+  GenerationLoader(FileSystem& files, std::string folder, const Manifest& manifest,
+                   const TrainingState& state, int rank);
 
-  // Reads all tensors into their memory, and the bytes for load_bytes(). Sharded ones are put together from the
-  // parts of all ranks that overlap. INTERNAL for what is not there, not whole or not finite; the state is undefined
-  // then.
+  // Reads all tensors into their memory, and the bytes for load_bytes(). Sharded ones are put together from
+  // the parts of all ranks that overlap. INTERNAL for what is not there, not whole or not finite; the state
+  // is undefined then.
   Status read();
   // Calls the load()s. USAGE when one refuses, INTERNAL when one throws.
   Status load_bytes() const;

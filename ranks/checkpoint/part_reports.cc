@@ -23,7 +23,9 @@ std::string fault_of(const PartReport& report, int rank, const GenerationId& id)
 }
 
 Refusal refusal_of(const Bytes& bytes, int rank, bool writes, const GenerationId& id, PartReport* report) {
-  const auto of_rank = [&](const std::string& why) { return Refusal{fmt::format("rank {}: {}", rank, why), false}; };
+  const auto of_rank = [&](const std::string& why) {
+    return Refusal{fmt::format("rank {}: {}", rank, why), false};
+  };
   if (!report->ParseFromString(bytes)) return of_rank("its report is malformed");
   if (report->has_failure() && report->non_finite()) {
     return {fmt::format("{} on rank {}", report->failure(), rank), true};

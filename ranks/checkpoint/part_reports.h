@@ -16,8 +16,8 @@ struct Refusal {
   bool non_finite = false;
 };
 
-// `reports[r]` is the PartReport of rank r, "" of one with nothing to write. Each part is moved into `manifest`. The
-// reason is the lowest rank's, a value that is not finite before anything else.
+// `reports[r]` is the PartReport of rank r, "" of one with nothing to write. Each part is moved into
+// `manifest`. The reason is the lowest rank's, a value that is not finite before anything else.
 Refusal assemble(const std::vector<Bytes>& reports, const RanksState& ranks, const GenerationId& id,
                  Manifest* manifest);
 

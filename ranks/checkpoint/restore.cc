@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <deque>
-#include <set>
 
 #include "generation_loader.h"
 #include "holdfast/coord/printable.h"
@@ -36,7 +34,6 @@ class Restorer {
   Status list(const std::optional<GenerationId>& at_most);
   Bytes next_turn();
   Status examine(const GenerationId& id);
-  Status check_files(const GenerationId& id) const;
   void judge(const GenerationId& id, const std::string& why);
   void set_aside(const GenerationId& id, const std::string& why);
 
@@ -52,7 +49,8 @@ class Restorer {
   ShardedArrays arrays_;                 // on rank 0, of the same
 };
 
-// What rank 0 tells the others: "e0001-a0000000600", its manifest's digest behind it; or "" and why there is no other.
+// What rank 0 tells the others: "e0001-a0000000600", its manifest's digest behind it; or "" and why there is
+// no other.
 constexpr char kTurnEnd = '\n';
 
 Status Restorer::run(const std::optional<GenerationId>& at_most) {
@@ -66,7 +64,8 @@ Status Restorer::run(const std::optional<GenerationId>& at_most) {
     const std::string rest = turn.substr(end + 1);
     if (end == 0) return unusable(rest);
     GenerationId id;
-    if (!parse_generation_name(turn.substr(0, end), &id)) return Status::internal("malformed turn of a restore");
+    if (!parse_generation_name(turn.substr(0, end), &id))
+      return Status::internal("malformed turn of a restore");
     const Status done = attempt(id, rest);
     if (!is_unusable(done)) return done;
     if (is_rank_0()) judge(id, done.message());
@@ -93,37 +92,18 @@ Bytes Restorer::next_turn() {
     return id.name() + kTurnEnd + digest_of(manifest_);
   }
   const std::string where = printable(from_.folder.path());
-  return kTurnEnd + (out_->refused.empty()
-                         ? "no generation to restore in " + where
-                         : fmt::format("no clean generation in {}: {}", where, fmt::join(out_->refused, "; ")));
+  return kTurnEnd + (out_->refused.empty() ? "no generation to restore in " + where
+                                           : fmt::format("no clean generation in {}: {}", where,
+                                                         fmt::join(out_->refused, "; ")));
 }
 
-// What can be seen without reading the tensors.
+// What can be seen without reading the tensors: the manifest, and that all parts are there and no others.
 Status Restorer::examine(const GenerationId& id) {
   if (Status s = read_manifest(from_.files, from_.folder.path(), id, &manifest_); !s.ok()) return s;
   arrays_ = ShardedArrays::of(manifest_);
   if (const std::string fault = arrays_.fault(); !fault.empty()) return Status::internal(fault);
-  return check_files(id);
-}
-
-// All parts are there with their sizes, and none that the manifest does not name.
-Status Restorer::check_files(const GenerationId& id) const {
-  const std::string folder = from_.folder.path() + "/" + id.name();
-  std::set<std::string> named;
-  for (const Part& part : manifest_.parts()) {
-    named.insert(part.file());
-    std::unique_ptr<ReadableFile> file;
-    if (Status s = from_.files.open_file(folder + "/" + part.file(), &file); !s.ok()) return s;
-    if (file->size() != part.file_bytes()) {
-      return Status::internal(fmt::format("{} has {} bytes, and was written with {}", part.file(), file->size(),
-                                          part.file_bytes()));
-    }
-  }
-  std::vector<std::string> names;
-  if (Status s = from_.files.list(folder, &names); !s.ok()) return s;
-  const auto extra = std::ranges::find_if(
-      names, [&](const std::string& name) { return name.ends_with(".safetensors") && !named.contains(name); });
-  return extra == names.end() ? Status() : Status::internal(printable(*extra) + " is not in the manifest");
+  const GenerationReport report = inspect_generation(from_.files, from_.folder.path(), id);
+  return report.faults.empty() ? Status() : Status::internal(report.faults.front());
 }
 
 void Restorer::judge(const GenerationId& id, const std::string& why) {
@@ -132,7 +112,8 @@ void Restorer::judge(const GenerationId& id, const std::string& why) {
     set_aside(id, report.faults.empty() ? why : report.faults.front());
     return;
   }
-  out_->refused.push_back(fmt::format("{} passed over: {} (rank 0 finds it clean, so it stays)", id.name(), why));
+  out_->refused.push_back(
+      fmt::format("{} passed over: {} (rank 0 finds it clean, so it stays)", id.name(), why));
 }
 
 void Restorer::set_aside(const GenerationId& id, const std::string& why) {
@@ -149,7 +130,7 @@ Status Restorer::attempt(const GenerationId& id, const std::string& digest) {
   if (Status s = agree_on_status(collective, match()); !s.ok()) {
     return {s.code(), id.name() + " is of another model or run: " + s.message()};
   }
-  const std::string folder = from_.folder.path() + "/" + id.name();
+  const std::string folder = generation_path(from_.folder.path(), id);
   GenerationLoader loader(from_.files, folder, manifest_, from_.state, collective.rank());
   const Status read = loader.read();
   if (Status s = agree_on_status(collective, read.ok() ? read : unusable(read.message())); !s.ok()) return s;
@@ -172,7 +153,8 @@ Status Restorer::see(const GenerationId& id, const std::string& digest) {
 
 Status Restorer::match() const {
   const Collective& collective = from_.collective;
-  if (Status s = check_match(from_.declared, manifest_, collective.rank(), collective.size()); !s.ok()) return s;
+  if (Status s = check_match(from_.declared, manifest_, collective.rank(), collective.size()); !s.ok())
+    return s;
   if (collective.rank() != 0) return Status();
   const std::string why = from_.ranks.arrays.difference(arrays_, "this run's state", "the generation");
   return why.empty() ? Status() : Status::usage(why);
@@ -180,7 +162,8 @@ Status Restorer::match() const {
 
 }  // namespace
 
-Status restore_newest(const RestoreFrom& from, const std::optional<GenerationId>& at_most, RestoredGeneration* out) {
+Status restore_newest(const RestoreFrom& from, const std::optional<GenerationId>& at_most,
+                      RestoredGeneration* out) {
   return Restorer(from, out).run(at_most);
 }
 

@@ -18,13 +18,15 @@ std::uint64_t total(std::span<const StoredGeneration> stored) {
 std::string quota_refusal(std::span<const StoredGeneration> stored, std::uint64_t bytes,
                           const CheckpointOptions& options) {
   const std::uint64_t older = stored.empty() ? 0 : stored.back().bytes;
-  if (options.quota_bytes == 0 || (bytes <= options.quota_bytes && older <= options.quota_bytes - bytes)) return "";
+  if (options.quota_bytes == 0 || (bytes <= options.quota_bytes && older <= options.quota_bytes - bytes))
+    return "";
   if (stored.empty()) {
     return fmt::format("its {} bytes are more than the quota of {}", bytes, options.quota_bytes);
   }
-  return fmt::format("its {} bytes and the {} of {}, which stays until a newer one is on disk, are more than the quota "
-                     "of {}",
-                     bytes, older, stored.back().id.name(), options.quota_bytes);
+  return fmt::format(
+      "its {} bytes and the {} of {}, which stays until a newer one is on disk, are more than the quota "
+      "of {}",
+      bytes, older, stored.back().id.name(), options.quota_bytes);
 }
 
 bool is_kept_for_good(const GenerationId& id, const CheckpointOptions& options) {
@@ -47,7 +49,8 @@ std::vector<GenerationId> generations_to_remove(std::span<const StoredGeneration
     }
   }
   std::uint64_t bytes = total(kept);
-  for (std::size_t i = 0; options.quota_bytes > 0 && bytes > options.quota_bytes && i + 2 < kept.size(); ++i) {
+  for (std::size_t i = 0; options.quota_bytes > 0 && bytes > options.quota_bytes && i + 2 < kept.size();
+       ++i) {
     bytes -= kept[i].bytes;
     removed.push_back(kept[i].id);
   }

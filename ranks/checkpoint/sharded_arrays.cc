@@ -31,9 +31,9 @@ void ShardedArrays::add(const TensorEntry& entry, int rank) {
     array.dtype = entry.dtype();
     array.total = entry.shard_total();
   } else if (array.conflict.empty() && (array.dtype != entry.dtype() || array.total != entry.shard_total())) {
-    array.conflict = fmt::format("rank {} holds a part of {} x {} and rank {} one of {} x {}",
-                                 array.shards.front().rank, array.total, array.dtype, rank, entry.shard_total(),
-                                 entry.dtype());
+    array.conflict =
+        fmt::format("rank {} holds a part of {} x {} and rank {} one of {} x {}", array.shards.front().rank,
+                    array.total, array.dtype, rank, entry.shard_total(), entry.dtype());
   }
   array.shards.push_back({entry.shard_offset(), stored_elements(entry), rank});
 }
@@ -50,7 +50,8 @@ std::string ShardedArrays::Array::fault() const {
   std::ranges::sort(sorted, {}, &Shard::offset);
   std::uint64_t covered = 0;
   for (const Shard& shard : sorted) {
-    if (shard.offset < covered) return fmt::format("element {} is held twice, by rank {} too", shard.offset, shard.rank);
+    if (shard.offset < covered)
+      return fmt::format("element {} is held twice, by rank {} too", shard.offset, shard.rank);
     if (shard.offset > covered) break;
     covered += shard.elements;
   }
@@ -70,14 +71,16 @@ std::string ShardedArrays::difference(const ShardedArrays& other, const std::str
                                       const std::string& others) const {
   for (const auto& [name, array] : arrays_) {
     const auto at = other.arrays_.find(name);
-    if (at == other.arrays_.end()) return fmt::format("sharded {} is in {} and not in {}", printable(name), mine, others);
+    if (at == other.arrays_.end())
+      return fmt::format("sharded {} is in {} and not in {}", printable(name), mine, others);
     if (at->second.kind() != array.kind()) {
-      return fmt::format("sharded {} is {} in {} and {} in {}", printable(name), array.kind(), mine, at->second.kind(),
-                         others);
+      return fmt::format("sharded {} is {} in {} and {} in {}", printable(name), array.kind(), mine,
+                         at->second.kind(), others);
     }
   }
   for (const auto& [name, array] : other.arrays_) {
-    if (!arrays_.contains(name)) return fmt::format("sharded {} is in {} and not in {}", printable(name), others, mine);
+    if (!arrays_.contains(name))
+      return fmt::format("sharded {} is in {} and not in {}", printable(name), others, mine);
   }
   return "";
 }

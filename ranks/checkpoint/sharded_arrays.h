@@ -19,9 +19,10 @@ class ShardedArrays {
 
   // Why the shards do not make up each array, every element once; "" when they do.
   std::string fault() const;
-  // The first array of which this has another kind or length than `other`, or which only one of them has, in a sentence
-  // that calls them `mine` and `others`; "" when there is none.
-  std::string difference(const ShardedArrays& other, const std::string& mine, const std::string& others) const;
+  // The first array of which this has another kind or length than `other`, or which only one of them has, in
+  // a sentence that calls them `mine` and `others`; "" when there is none.
+  std::string difference(const ShardedArrays& other, const std::string& mine,
+                         const std::string& others) const;
 
  private:
   struct Shard {

@@ -37,7 +37,8 @@ Status agree_that_all_see(Collective& collective, FileSystem& files, const std::
   const bool first = collective.rank() == 0;
   Bytes path = first ? partial_path(folder, unlikely_name()) : Bytes();
   Status mine = first ? write_synced(files, path, "") : Status();
-  if (Status s = agree_on_status(collective, mine.ok() ? mine : Status::usage(mine.message())); !s.ok()) return s;
+  if (Status s = agree_on_status(collective, mine.ok() ? mine : Status::usage(mine.message())); !s.ok())
+    return s;
   if (Status s = collective.broadcast(&path); !s.ok()) return s;
   if (!first && !appears(files, path)) {
     mine = Status::usage("what rank 0 writes into " + printable(folder) +

@@ -21,8 +21,9 @@ class Snapshot {
   bool has_replicated() const { return has_replicated_; }
   bool has_own() const { return has_own_; }
 
-  // The tensors as of now, and what the state's save()s give. The memory is allocated with the first call and used
-  // again by later ones. INTERNAL, saying whose, for an exception of a save() and when there is no memory.
+  // The tensors as of now, and what the state's save()s give. The memory is allocated with the first call and
+  // used again by later ones. INTERNAL, saying whose, for an exception of a save() and when there is no
+  // memory.
   Status take();
 
   // As of the last take(); until the next one.
