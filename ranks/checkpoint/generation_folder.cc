@@ -10,7 +10,6 @@
 namespace holdfast {
 namespace {
 
-constexpr const char* kSetAside = "/set-aside";
 
 GenerationId id_of(const Manifest& manifest) { return {manifest.epoch(), manifest.attempt()}; }
 
@@ -138,7 +137,7 @@ void GenerationFolder::sweep() {
 }
 
 Status GenerationFolder::set_aside(const GenerationId& id, std::string* as) {
-  const std::string folder = path_ + kSetAside;
+  const std::string folder = path_ + "/" + std::string(kSetAsideName);
   if (Status s = files_.create_folder(folder); !s.ok()) return s;
   std::string to = folder + "/" + id.name();
   for (int i = 2; files_.exists(to); ++i) to = folder + "/" + id.name() + "." + std::to_string(i);
