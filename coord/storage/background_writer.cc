@@ -24,8 +24,7 @@ void BackgroundWriter::submit(std::function<void()> job) {
     try {
       thread_ = std::thread([this] { run(); });
     } catch (const std::system_error&) {
-      lock.unlock();
-      job();
+      run_one(lock, std::move(job));
       return;
     }
   }
@@ -57,15 +56,19 @@ void BackgroundWriter::run() {
     if (jobs_.empty()) return;
     std::function<void()> job = std::move(jobs_.front());
     jobs_.pop_front();
-    running_ = true;
-    lock.unlock();
-    changed_.notify_all();
-    job();
-    job = nullptr;  // what it holds is gone before anybody is told that it is done
-    lock.lock();
-    running_ = false;
-    changed_.notify_all();
+    run_one(lock, std::move(job));
   }
+}
+
+void BackgroundWriter::run_one(std::unique_lock<std::mutex>& lock, std::function<void()> job) {
+  running_ = true;
+  lock.unlock();
+  changed_.notify_all();
+  job();
+  job = nullptr;  // what it holds is gone before anybody is told that it is done
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
 }
 
 }  // namespace holdfast

@@ -19,8 +19,9 @@ class BackgroundWriter {
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  // `job` must not throw; it is run on the writer's thread, which is started at the first, or here when the
-  // system has no thread left. A job does not submit another: with the queue full it would wait for itself.
+  // From one thread at a time, and never from a job: with the queue full it would wait for itself. `job` must
+  // not throw; it is run on the writer's thread, which is started at the first, or here when the system has
+  // no thread left.
   void submit(std::function<void()> job);
   // No job is waiting or running.
   bool idle() const;
@@ -31,6 +32,7 @@ class BackgroundWriter {
 
  private:
   void run();
+  void run_one(std::unique_lock<std::mutex>& lock, std::function<void()> job);
 
   const std::size_t most_waiting_;
   mutable std::mutex mutex_;
