@@ -142,6 +142,7 @@ class RankState {
   }
 
   TrainingState& state() { return state_; }
+  int rank() const { return rank_; }
 
  private:
   std::uint64_t seed_for(Held held, std::uint64_t seed) const {

@@ -10,7 +10,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RoundTrip, testing::Values(1, 2, 4),
                          [](const auto& ranks) { return "np" + std::to_string(ranks.param); });
 
 TEST_P(RoundTrip, EveryKindOfStateComesBackBitForBit) {
-  TempDir dir;
+  MemoryDir dir;
   const World world = {.folder = dir / "checkpoints", .ranks = GetParam(), .declare = all_kinds};
   world.run([](Rank& rank) {
     const CheckpointOutcome outcome = rank.publish(37);
@@ -36,7 +36,7 @@ TEST_P(RoundTrip, EveryKindOfStateComesBackBitForBit) {
 }
 
 TEST_P(RoundTrip, TheNewestIsRestoredUnlessItIsRuledOut) {
-  TempDir dir;
+  MemoryDir dir;
   const World world = {.folder = dir / "checkpoints", .ranks = GetParam()};
   world.run([](Rank& rank) {
     rank.publish(10);
@@ -55,7 +55,7 @@ TEST_P(RoundTrip, TheNewestIsRestoredUnlessItIsRuledOut) {
 }
 
 TEST(CheckpointStore, TheCopyIsAsOfSaveWhateverTheTrainerDoesMeanwhile) {
-  TempDir dir;
+  MemoryDir dir;
   const World world = {.folder = dir / "checkpoints", .ranks = 2, .declare = all_kinds};
   world.run([](Rank& rank) {
     for (const std::uint64_t attempt : {5u, 6u, 7u}) {
@@ -73,7 +73,7 @@ TEST(CheckpointStore, TheCopyIsAsOfSaveWhateverTheTrainerDoesMeanwhile) {
 }
 
 TEST(CheckpointStore, PublicationRunsWhileTheNextStepIsSaved) {
-  TempDir dir;
+  MemoryDir dir;
   const World world = {
       .folder = dir / "checkpoints", .ranks = 3, .options = {.interval_attempts = 1, .keep = 2}};
   world.run([](Rank& rank) {
@@ -97,7 +97,7 @@ TEST(CheckpointStore, PublicationRunsWhileTheNextStepIsSaved) {
 }
 
 TEST(CheckpointStore, ARankWithNothingToWriteIsDoneAtOnce) {
-  TempDir dir;
+  MemoryDir dir;
   World world = {.folder = dir / "checkpoints", .ranks = 3};
   world.declare = [](RankState& state) { state.add("weight", DType::kFloat32, {4}, Held::kReplicated); };
   world.run([](Rank& rank) {
@@ -114,7 +114,7 @@ TEST(CheckpointStore, ARankWithNothingToWriteIsDoneAtOnce) {
 }
 
 TEST(CheckpointStore, WhatMayBeNonFiniteComesBackAsItIs) {
-  TempDir dir;
+  MemoryDir dir;
   World world = {.folder = dir / "checkpoints"};
   world.declare = [](RankState& state) {
     StateTensor mask;
@@ -138,7 +138,7 @@ TEST(CheckpointStore, WhatMayBeNonFiniteComesBackAsItIs) {
 
 // Nothing that is not finite gets into a state that must be, even if it was saved under another rule.
 TEST(CheckpointStore, AStricterRuleIsAppliedAtARestore) {
-  TempDir dir;
+  MemoryDir dir;
   const auto declare = [](bool must_be_finite) {
     return [must_be_finite](RankState& state) {
       StateTensor tensor;

@@ -17,6 +17,25 @@
 
 namespace holdfast {
 
+// A TempDir in memory, for tests that write and sync very often.
+class MemoryDir {
+ public:
+  MemoryDir() : MemoryDir(std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "/tmp") {}
+  ~MemoryDir() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  MemoryDir(const MemoryDir&) = delete;
+  MemoryDir& operator=(const MemoryDir&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  explicit MemoryDir(std::string parent) : path_(std::move(parent) + "/holdfast_test_XXXXXX") {
+    if (mkdtemp(path_.data()) == nullptr) abort();
+  }
+  std::string path_;
+};
+
 struct Rank {
   Collective& collective;
   RankState& state;
@@ -28,6 +47,7 @@ struct Rank {
   void begin(std::uint64_t attempt, std::uint64_t epoch = 1) {
     store->save({epoch, attempt, attempt / 2, attempt / 3}, is_first() ? memory_of(attempt) : "");
   }
+  void wait_for_all() { EXPECT_TRUE(agree_on_status(collective, Status()).ok()); }
   // What the trainer holds now, as a generation; the outcome on rank 0.
   CheckpointOutcome finish() {
     EXPECT_TRUE(store->complete().ok());
