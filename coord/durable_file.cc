@@ -1,65 +1,68 @@
 #include "durable_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 
+#include "storage/posix_io.h"
+
 namespace holdfast {
 namespace {
 
+// A file that was not there; -1, with errno.
+int create(const std::string& path) {
+  return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
 enum class Sync { kYes, kNo };
 
-bool write_new(const std::string& path, std::string_view bytes, Sync sync) {
-  unlink(path.c_str());  // left by a writer that was killed
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+// Fills what create() gave, and closes it; false, with errno, on failure.
+bool fill(int fd, std::string_view bytes, Sync sync) {
   if (fd < 0) return false;
-  const bool written = write_all(fd, bytes) && (sync == Sync::kNo || fsync(fd) == 0);
+  const bool written = write_all(fd, bytes) && (sync == Sync::kNo || sync_all(fd));
   const int why = errno;
-  const bool closed = close(fd) == 0;  // a network file system may only now say that it is full
+  const bool closed = close_file(fd);
   if (!written) errno = why;
   return written && closed;
 }
 
-bool sync_folder(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return false;
-  // Some file systems have no fsync of folders; their renames are durable by themselves or not at all.
-  const bool synced = fsync(fd) == 0 || errno == EINVAL;
-  const int why = errno;
-  close(fd);
-  errno = why;
-  return synced;
+// Its own for each call: several threads and processes may write the same file at once.
+int create_beside(const std::string& path, std::string* fresh) {
+  static std::atomic<std::uint64_t> count = 0;
+  constexpr int kMostTries = 100;
+  int fd = -1;
+  for (int i = 0; i < kMostTries; ++i) {
+    *fresh = fmt::format("{}.new.{}.{}", path, getpid(), count++);
+    fd = create(*fresh);
+    // Taken: by a process of the same number, on another host or killed earlier.
+    if (fd >= 0 || errno != EEXIST) break;
+  }
+  return fd;
 }
 
 }  // namespace
-
-bool write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-  }
-  return true;
-}
 
 Status replace_file(const std::string& path, const std::string& fresh, std::string_view bytes,
                     const std::function<Status()>& last_look) {
   const auto parent = std::filesystem::path(path).parent_path();
   const std::string folder = parent.empty() ? "." : parent.string();
-  bool replaced = write_new(fresh, bytes, Sync::kYes);
+  unlink(fresh.c_str());  // left by a writer that was killed
+  bool replaced = fill(create(fresh), bytes, Sync::kYes);
   if (replaced) {
     if (Status s = last_look(); !s.ok()) {
       unlink(fresh.c_str());
       return s;
     }
-    replaced = std::rename(fresh.c_str(), path.c_str()) == 0 && sync_folder(folder);
+    replaced = std::rename(fresh.c_str(), path.c_str()) == 0 && sync_folder_at(folder);
   }
   if (replaced) return Status();
   const std::string why = std::strerror(errno);
@@ -68,10 +71,11 @@ Status replace_file(const std::string& path, const std::string& fresh, std::stri
 }
 
 Status replace_file_unsynced(const std::string& path, std::string_view bytes) {
-  const std::string fresh = path + ".new";
-  if (write_new(fresh, bytes, Sync::kNo) && std::rename(fresh.c_str(), path.c_str()) == 0) return Status();
+  std::string fresh;
+  const int fd = create_beside(path, &fresh);
+  if (fill(fd, bytes, Sync::kNo) && std::rename(fresh.c_str(), path.c_str()) == 0) return Status();
   const std::string why = std::strerror(errno);
-  unlink(fresh.c_str());
+  if (fd >= 0) unlink(fresh.c_str());
   return Status::internal("cannot write " + path + ": " + why);
 }
 

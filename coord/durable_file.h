@@ -10,9 +10,6 @@
 
 namespace holdfast {
 
-// All of `bytes`, from the file's position; false, with errno, on failure.
-bool write_all(int fd, std::string_view bytes);
-
 // Puts `bytes` in the place of `path` (mode 0600): a reader, and whoever comes after a power cut, finds the
 // old file or the new one. By way of the file `fresh`, in the same folder and of this writer alone.
 // `last_look` is asked when that is on disk, right before it takes the other's place; when it is not ok,
@@ -22,7 +19,7 @@ Status replace_file(const std::string& path, const std::string& fresh, std::stri
                     const std::function<Status()>& last_look);
 
 // The same for what is no evidence: a reader finds the old file or the new one, but after a power cut
-// anything.
+// anything. Several threads and processes may do so at once; one of them is the last.
 Status replace_file_unsynced(const std::string& path, std::string_view bytes);
 
 // All of a regular file, or why not.

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "durable_file.h"
+#include "storage/posix_io.h"
 
 namespace holdfast {
 

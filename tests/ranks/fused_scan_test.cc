@@ -109,5 +109,31 @@ TEST(FusedScan, ScansAndDigests) {
   }
 }
 
+TEST(FusedScan, ScansAndDigestsInPieces) {
+  std::mt19937_64 random(5);
+  for (const DType dtype :
+       {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kComplex64, DType::kInt32}) {
+    for (const std::size_t size : {0, 1, 4097, 1 << 17, (1 << 17) + 1, 1100000}) {
+      const auto width = static_cast<std::size_t>(dtype_size(dtype));
+      std::vector<std::byte> memory(size * width);
+      for (std::byte& byte : memory)
+        byte = static_cast<std::byte>(random() % 4 == 0 ? 0xff : random() % 0x50);
+      const TensorView view = TensorView::contiguous(memory.data(), dtype, static_cast<std::int64_t>(size));
+      Digest128 expected;
+      const Probe in_one = scan_and_digest(view, &expected);
+      ScanAndDigest pieces(dtype);
+      const auto step = static_cast<std::size_t>(ScanAndDigest::kPieceElements);
+      for (std::size_t at = 0, piece = 1; at < size; at += step * piece, piece = 3 - piece) {
+        const std::size_t n = std::min(step * piece, size - at);
+        pieces.add(memory.data() + at * width, static_cast<std::int64_t>(n));
+      }
+      EXPECT_EQ(pieces.so_far().first_bad, in_one.first_bad);
+      Digest128 digest;
+      expect_same(pieces.finish(&digest), in_one);
+      EXPECT_EQ(digest, expected) << dtype_name(dtype) << ", " << size;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace holdfast
