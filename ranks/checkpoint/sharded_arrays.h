@@ -1,0 +1,49 @@
+// Long arrays of which each rank holds a part, as one run or one generation has them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "holdfast/checkpoint/manifest.pb.h"
+
+namespace holdfast {
+
+class ShardedArrays {
+ public:
+  static ShardedArrays of(const Manifest& manifest);
+
+  // `entry` of `rank` has a shard_total. Of a declared state or of a manifest; its numbers need not be sound.
+  void add(const TensorEntry& entry, int rank);
+
+  // Why the shards do not make up each array, every element once; "" when they do.
+  std::string fault() const;
+  // The first array of which this has another kind or length than `other`, or which only one of them has, in
+  // a sentence that calls them `mine` and `others`; "" when there is none.
+  std::string difference(const ShardedArrays& other, const std::string& mine,
+                         const std::string& others) const;
+
+ private:
+  struct Shard {
+    std::uint64_t offset = 0;
+    std::uint64_t elements = 0;
+    int rank = 0;
+  };
+  struct Array {
+    std::string dtype;
+    std::uint64_t total = 0;
+    std::vector<Shard> shards;
+    std::string conflict;  // between ranks, on dtype or total
+
+    std::string fault() const;
+    std::string kind() const;
+  };
+
+  std::map<std::string, Array> arrays_;
+};
+
+// Elements as they are stored: complex128 counts twice.
+std::uint64_t stored_elements(const TensorEntry& entry);
+
+}  // namespace holdfast
