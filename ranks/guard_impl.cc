@@ -99,7 +99,7 @@ void StepGuard::Impl::finish() {
   if (applied_) ++updates_;
   ++attempt_;
   for (const auto& [name, value] : watched_) detectors_.at(name).remember(value);
-  if (checkpoint_due()) save_checkpoint();
+  if (!ended_ && checkpoint_due()) save_checkpoint();
   progress(Phase::kOutside);
 }
 
@@ -222,6 +222,7 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
   if (!decision.agreed && coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);
   decision.last_attempt_with_data = verdict.last_attempt_with_data;
   applied_ = decision.apply();
+  ended_ = decision.ends_run();
   if (decision.action == Action::kSkip) {
     ++skips_;
     overflowed_ = verdict.gradient_overflow();

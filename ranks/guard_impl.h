@@ -71,6 +71,7 @@ class StepGuard::Impl {
   std::uint64_t updates_ = 0;
   std::uint64_t skips_ = 0;
   bool applied_ = false;     // the running attempt was decided APPLY
+  bool ended_ = false;       // what was decided ends the run
   bool closing_ = false;     // what is decided is the end of the run, not an attempt
   bool overflowed_ = false;  // the running attempt was skipped for a gradient overflow
   AttemptLog log_;

@@ -135,6 +135,7 @@ class FashionMnist final : public Workload {
   }
 
   std::string rng_state() const override { return torch_rng_state(); }
+  Status set_rng_state(const std::string& state) override { return set_torch_rng_state(state); }
 
  private:
   static std::unique_ptr<Net> make_net(std::uint64_t seed) {

@@ -124,6 +124,12 @@ Status parse_key(const std::string& key, const std::string& value, Fault* fault)
     if (!parse_number(value, &fault->every) || fault->every == 0) return wrong("a number of at least 1");
     return Status();
   }
+  if (key == "epoch") {
+    std::uint64_t epoch = 0;
+    if (!parse_number(value, &epoch) || epoch == 0) return wrong("an epoch, a number of at least 1");
+    fault->epoch = epoch;
+    return Status();
+  }
   if (key == "micro") {
     if (once_an_attempt(fault->stage)) {
       return bad_fault(*fault, "micro: " + quoted_stage(fault->stage) + " comes once an attempt");
@@ -138,7 +144,7 @@ Status parse_key(const std::string& key, const std::string& value, Fault* fault)
     fault->tensor_glob = value;
     return Status();
   }
-  return bad_fault(*fault, "unknown key '" + key + "' (rank, attempt, every, micro, tensor, index)");
+  return bad_fault(*fault, "unknown key '" + key + "' (rank, attempt, every, epoch, micro, tensor, index)");
 }
 
 void announce(const Fault& fault, int rank, std::uint64_t attempt) {
@@ -235,8 +241,8 @@ FaultInjector::FaultInjector(const std::vector<Fault>& faults, int rank) : rank_
   }
 }
 
-bool FaultInjector::due(const Fault& fault, Stage stage, std::uint64_t attempt, int micro) {
-  if (fault.stage != stage) return false;
+bool FaultInjector::due(const Fault& fault, Stage stage, std::uint64_t attempt, int micro) const {
+  if (fault.stage != stage || (fault.epoch && *fault.epoch != epoch_)) return false;
   if (!once_an_attempt(stage) && fault.micro != micro) return false;
   return fault.attempt ? attempt == *fault.attempt : attempt % fault.every == fault.every - 1;
 }

@@ -12,6 +12,8 @@
 //   rank=R|all            default: rank 0; at reduction, and for values at optimizer, all ranks, since all
 //                         compute the same
 //   micro=M               micro-batch, default 0; not at reduction and optimizer, which come once an attempt
+//   epoch=E               only in this epoch: the first is 1, and each restart and rollback begins the next, in which
+//                         attempts are made again; default: in each
 //   tensor=GLOB           the first tensor of the stage whose name matches (fnmatch), default *; values only
 //   index=N|first|middle|last   flat element of it, default first; middle is element count / 2; values only
 //
@@ -47,6 +49,7 @@ struct Fault {
   // This one; when empty, each attempt with attempt % every == every - 1.
   std::optional<std::uint64_t> attempt;
   std::uint64_t every = 0;
+  std::optional<std::uint64_t> epoch;
   int micro = 0;
   std::string tensor_glob = "*";
   Position position = Position::kFirst;
@@ -86,6 +89,9 @@ class FaultInjector {
   // `faults` are resolved.
   FaultInjector(const std::vector<Fault>& faults, int rank);
 
+  // From now on.
+  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+
   // Does the throw, hang, stop, kill or exit that is due here, after a line on stderr. Throws InjectedFault.
   void at(Stage stage, std::uint64_t attempt, int micro) const;
 
@@ -102,10 +108,11 @@ class FaultInjector {
   bool corrupts(Stage stage, std::uint64_t attempt, int micro, std::string_view tensor) const;
 
  private:
-  static bool due(const Fault& fault, Stage stage, std::uint64_t attempt, int micro);
+  bool due(const Fault& fault, Stage stage, std::uint64_t attempt, int micro) const;
 
   std::vector<Fault> faults_;  // of this rank
   int rank_ = 0;
+  std::uint64_t epoch_ = 1;
 };
 
 }  // namespace holdfast::train

@@ -219,6 +219,7 @@ class Gpt final : public Workload {
   void set_fault(NaturalFault fault, bool on) override { faults_.set(fault, on); }
 
   std::string rng_state() const override { return torch_rng_state(); }
+  Status set_rng_state(const std::string& state) override { return set_torch_rng_state(state); }
 
  private:
   static std::shared_ptr<Transformer> make_net(std::uint64_t seed, const GptOptions& options) {

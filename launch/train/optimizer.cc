@@ -84,7 +84,7 @@ class Elementwise final : public Optimizer {
     }
   }
 
-  std::vector<StateArray> state() const override {
+  std::vector<StateArray> state() override {
     std::vector<StateArray> arrays;
     for (std::size_t s = 0; s < kStates; ++s) arrays.push_back({Rule::kStates[s], state_[s]});
     return arrays;

@@ -20,7 +20,7 @@ struct UpdateScale {
 // An array of the optimizer's state, as long as the parameters.
 struct StateArray {
   std::string_view name;  // "momentum", "exp_avg", "exp_avg_sq"
-  std::span<const float> values;
+  std::span<float> values;
 };
 
 class Optimizer {
@@ -40,8 +40,9 @@ class Optimizer {
                        std::span<const float> gradients, const UpdateScale& scale, const See& see) const = 0;
 
   // Everything that the next update depends on beside its arguments: the moments and the step counter.
-  virtual std::vector<StateArray> state() const = 0;
+  virtual std::vector<StateArray> state() = 0;
   std::uint64_t steps() const { return steps_; }
+  void set_steps(std::uint64_t steps) { steps_ = steps; }
 
  protected:
   std::uint64_t steps_ = 0;

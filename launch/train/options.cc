@@ -21,13 +21,13 @@ Faults: --inject KIND@STAGE[,key=value...]
   STAGE  input | forward | loss | backward | reduction | optimizer 
   keys   attempt=A or every=K (one of them), rank=R|all (default 0; reduction and values at optimizer: all),
          tensor=GLOB,
-         index=N|first|middle|last, micro=M
+         index=N|first|middle|last, micro=M, epoch=E (only in this one; a rollback or restart begins the next)
   e.g.   --inject nan@backward,rank=2,attempt=300,tensor=conv2.weight,index=middle
 
 Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:
   0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent, on_first: ABORT
   82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
-  85 state spoilt and no checkpoint to restore   86 stopped by the operator
+  85 no clean checkpoint to restore   86 stopped by the operator
   87 restart refused: the run was aborted, or fails again and again, and nobody ran `holdfast ack` on it
 `holdfast stop RUN_DIR` stops a run from any host that sees its folder (86); `holdfast status RUN_DIR` shows it.
 A rank killed by a signal makes mpirun return 128 + the signal's number. SIGUSR1 to mpirun, or SIGUSR1 or SIGTERM
@@ -176,8 +176,18 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
 
   app.add_flag(
       "--resume", options->resume,
-      "Go on with the run in --run-dir, at its next attempt: budgets, rates, loss scale and alerts are "
-      "kept; weights start anew, since there are no checkpoints. Without a run there, begin one");
+      "Go on with the run in --run-dir, from its newest clean checkpoint, as if it had not been interrupted. "
+      "Without a run there, begin one");
+  app.add_option("--checkpoint-interval", options->checkpoints.interval_attempts,
+                 "Attempts between two checkpoints, written in the background to RUN_DIR/checkpoints, which all hosts "
+                 "must see; there is one at the start and one at the end, too. 0: none");
+  app.add_option("--checkpoint-keep", options->checkpoints.keep, "Newest checkpoints to keep")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--checkpoint-keep-every", options->checkpoints.keep_every,
+                 "Keep every so-manieth checkpoint for good, beside the newest; 0: none");
+  app.add_option("--checkpoint-quota", options->checkpoints.quota_bytes,
+                 "Bytes that all checkpoints together may take (K, M, G are understood); 0: what the disk holds")
+      ->transform(CLI::AsSizeValue(false));
 
   app.add_option("--metrics-port", options->metrics_port,
                  "Rank 0 serves Prometheus metrics over HTTP on this port; 0 takes a free one and prints it")

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "holdfast/checkpoint/checkpoint_store.h"
 #include "holdfast/collectives/status.h"
 #include "holdfast/tensor_view.h"
 #include "train/optimizer.h"
@@ -33,6 +34,7 @@ struct Options {
   std::string policy_file;
   std::string run_dir;
   bool resume = false;
+  CheckpointOptions checkpoints{.interval_attempts = 100, .keep = 3, .keep_every = 0, .quota_bytes = 0};
   std::optional<int> metrics_port;
   std::string metrics_address = "127.0.0.1";
   bool guard = true;

@@ -30,6 +30,51 @@ void Replica::update(const UpdateScale& scale) {
   }
 }
 
+TrainingState Replica::training_state() {
+  TrainingState state;
+  const auto add = [&](const BucketSlice& slice, std::string_view part, std::span<float> array) {
+    StateTensor tensor;
+    tensor.name = std::string(slice.tensor);
+    if (!part.empty()) tensor.name.append("/").append(part);
+    tensor.data = array.data() + slice.offset;
+    tensor.shape = {slice.count};
+    tensor.is_optimizer_state = !part.empty();
+    state.add(std::move(tensor));
+  };
+  for (const BucketSlice& slice : workload_.layout()) {
+    add(slice, "", workload_.parameters());
+    for (const StateArray& array : optimizer_->state()) add(slice, array.name, array.values);
+    add(slice, "ema", ema_);
+  }
+  for (const MutableBuffer& buffer : workload_.buffers()) {
+    StateTensor tensor;
+    tensor.name = buffer.name;
+    tensor.data = buffer.data;
+    tensor.dtype = buffer.is_fp32 ? DType::kFloat32 : DType::kUInt8;
+    tensor.shape = {static_cast<std::int64_t>(buffer.bytes) / dtype_size(tensor.dtype)};
+    tensor.forward_mutates = true;
+    state.add(std::move(tensor));
+  }
+  const auto save_steps = [this] {
+    const std::uint64_t steps = optimizer_->steps();
+    return Bytes(reinterpret_cast<const char*>(&steps), sizeof steps);
+  };
+  const auto load_steps = [this](const Bytes& bytes) {
+    std::uint64_t steps = 0;
+    if (bytes.size() != sizeof steps) return Status::internal("the optimizer's step counter is damaged");
+    std::memcpy(&steps, bytes.data(), sizeof steps);
+    optimizer_->set_steps(steps);
+    return Status();
+  };
+  state.add(StateBytes{"optimizer/steps", save_steps, load_steps});
+  // Set anew for each micro-batch, so another number of ranks does without.
+  StateBytes generator{"generator", [this] { return workload_.rng_state(); },
+                       [this](const Bytes& bytes) { return workload_.set_rng_state(bytes); }, Held::kPerRank};
+  generator.renewable = true;
+  state.add(std::move(generator));
+  return state;
+}
+
 void Replica::share_buffers() {
   std::vector<char> packed = packed_buffers();
   if (packed.empty()) return;
@@ -54,7 +99,7 @@ void Replica::unpack_buffers(const std::vector<char>& packed) {
   }
 }
 
-std::string Replica::digests() const {
+std::string Replica::digests() {
   Digest parameters;
   parameters.add(workload_.parameters());
   Digest optimizer;

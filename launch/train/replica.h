@@ -28,14 +28,17 @@ class Replica {
   std::vector<char> packed_buffers() const;
   void unpack_buffers(const std::vector<char>& packed);
 
-  const Optimizer& optimizer() const { return *optimizer_; }
+  // What makes it resumable. The memory stays where it is for this object's life.
+  TrainingState training_state();
+
+  Optimizer& optimizer() { return *optimizer_; }
   std::uint64_t updates() const { return updates_; }
   void count_update() { ++updates_; }
   // A run that is resumed goes on counting.
   void set_updates(std::uint64_t updates) { updates_ = updates; }
 
   // "parameters=<hex> optimizer=<hex> ema=<hex> buffers=<hex> rng=<hex>": equal digests mean equal bits.
-  std::string digests() const;
+  std::string digests();
 
  private:
   const Options& options_;

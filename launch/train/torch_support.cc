@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "train/text_dataset.h"
 
 namespace holdfast::train {
@@ -28,6 +30,19 @@ torch::nn::functional::CrossEntropyFuncOptions sum_of_losses() {
 std::string torch_rng_state() {
   const torch::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
   return {static_cast<const char*>(state.data_ptr()), state.nbytes()};
+}
+
+Status set_torch_rng_state(const std::string& state) {
+  const auto size = static_cast<std::int64_t>(state.size());
+  const torch::Tensor bytes = torch::empty({size}, torch::kUInt8);
+  std::memcpy(bytes.data_ptr(), state.data(), state.size());
+  try {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();  // a handle
+    generator.set_state(bytes);
+  } catch (const std::exception& error) {
+    return Status::internal(std::string("the state of the random generator: ") + error.what());
+  }
+  return Status();
 }
 
 FlatParameters::FlatParameters(torch::nn::Module& module) {

@@ -28,6 +28,7 @@ torch::nn::functional::CrossEntropyFuncOptions sum_of_losses();
 
 // The state of the default CPU generator, as bytes.
 std::string torch_rng_state();
+Status set_torch_rng_state(const std::string& state);
 
 // A module's parameters moved into one flat array, with their gradients in another of the same layout, so
 // that optimizer, reduction and scan work on whole arrays. Tensors begin at 64-byte boundaries.

@@ -51,17 +51,29 @@ class Trainer {
     }
   }
 
+  // Collective. With --resume it is the state of a checkpoint afterwards.
+  Status register_state() {
+    if (guard_ == nullptr) return Status();
+    if (Status s = guard_->register_state(replica_.training_state()); !s.ok()) return s;
+    take_position();
+    return Status();
+  }
+
   Ending run() {
-    for (bool data_left = true; data_left && attempt_ < options_.steps;) {
-      if (options_.print_timing) times_.begin();
-      const Decision decision = one_attempt();
-      if (options_.print_timing) times_.end();
+    for (bool closed = false; !closed;) {
+      for (bool data_left = true; data_left && attempt_ < options_.steps;) {
+        if (options_.print_timing) times_.begin();
+        const Decision decision = one_attempt();
+        if (options_.print_timing) times_.end();
+        if (decision.ends_run()) return abandon(decision);
+        data_left = !decision.last_attempt_with_data;
+      }
+      progress_.finish();
+      if (guard_ == nullptr) return {};
+      Decision decision = guard_->close();
+      closed = decision.apply();
+      if (decision.rolls_back()) decision = go_back(decision);
       if (decision.ends_run()) return abandon(decision);
-      data_left = !decision.last_attempt_with_data;
-    }
-    progress_.finish();
-    if (guard_ != nullptr) {
-      if (const Decision decision = guard_->close(); decision.ends_run()) return abandon(decision);
     }
     return {};
   }
@@ -77,12 +89,24 @@ class Trainer {
  private:
   int rank() const { return collective_.rank(); }
 
-  // Where the run is: at 0, or where the one that is resumed was. The data go on there, and so does the
-  // schedule; weights, optimizer and moving average would come from a checkpoint here.
+  // Where the run is: at 0, or where the checkpoint was that was loaded. The data go on there, and so does the
+  // schedule.
   void take_position() {
     attempt_ = guard_->attempt();
     skips_ = guard_->skips();
     replica_.set_updates(guard_->updates());
+    faults_.set_epoch(guard_->epoch());
+  }
+
+  // Collective, after ROLL_BACK. Gives a decision that ends the run when there is nothing to go back to.
+  Decision go_back(const Decision& decision) {
+    const std::uint64_t from = attempt_;
+    const Decision done = guard_->roll_back();
+    if (done.ends_run()) return done;
+    take_position();
+    progress_.note(fmt::format("rolled back by all ranks from attempt {}: {}; on at attempt {}, epoch {}", from,
+                               decision.reason, attempt_, guard_->epoch()));
+    return done;
   }
 
   // On rank 0: which samples the ranks used, should their attempt be skipped.
@@ -117,6 +141,7 @@ class Trainer {
     reduce_gradients();
     inspect_reduced();
     const Decision decision = decide();
+    if (decision.rolls_back()) return go_back(decision);
     if (decision.apply()) apply();
     finish(decision);
     return decision;
@@ -426,7 +451,7 @@ class Trainer {
   Collective& collective_;
   Workload& workload_;
   StepGuard* const guard_;
-  const FaultInjector faults_;
+  FaultInjector faults_;
   const std::vector<NaturalFaultSpec> natural_faults_;
   Sampler sampler_;
   Sampler rank_0_sampler_;         // for sum-overflow, in which every rank has the same batch
@@ -464,7 +489,11 @@ void print_start(const Options& options, int world_size, const StepGuard* guard)
   if (guard->epoch() > 1) {
     fmt::print("resumed: epoch {}, attempt {}, {} updates, {} skips so far\n", guard->epoch(),
                guard->attempt(), guard->updates(), guard->skips());
-    fmt::print("no checkpoint: weights start anew\n");
+    if (const std::string& from = guard->restored_from(); !from.empty()) {
+      fmt::print("restored: {}\n", from);
+    } else {
+      fmt::print("no checkpoint: weights start anew\n");
+    }
   } else if (options.resume) {
     fmt::print("nothing to resume in {}: a new run\n", options.run_dir);
   }
@@ -484,6 +513,7 @@ Status make_guard(const Options& options, const Preparation& prepared, Collectiv
   guard_options.expected_ranks = options.expected_ranks;
   guard_options.loss_scaling = options.scales_loss();
   guard_options.asked_to_end = asked_to_end;
+  guard_options.checkpoints = options.checkpoints;
   guard_options.metrics_port = options.metrics_port;
   guard_options.metrics_address = options.metrics_address;
   if (Status s = StepGuard::create(collective, guard_options, out); !s.ok()) return s;
@@ -502,9 +532,10 @@ Ending train(const Options& options, const Status& parsed, MPI_Comm communicator
     if (Status s = make_guard(options, prepared, collective, &guard); !s.ok())
       return refuse(s, collective.rank());
   }
+  Trainer trainer(options, communicator, collective, prepared, guard.get());
+  if (Status s = trainer.register_state(); !s.ok()) return refuse(s, collective.rank());
   if (collective.rank() == 0) print_start(options, collective.size(), guard.get());
   if (guard) install_stop_signals();
-  Trainer trainer(options, communicator, collective, prepared, guard.get());
   const Ending ending = trainer.run();
   guard.reset();  // an evaluation takes as long as it takes
   if (ending.status.ok()) trainer.report();

@@ -79,6 +79,8 @@ class Workload {
 
   // The state of the random generator, as bytes.
   virtual std::string rng_state() const = 0;
+  // INTERNAL for what rng_state() did not give.
+  virtual Status set_rng_state(const std::string& state) = 0;
 };
 
 }  // namespace holdfast::train

@@ -30,6 +30,12 @@ Part per_rank_part(const Manifest& manifest, int rank) {
 
 Part replicated_part(const Manifest& manifest) { return per_rank_part(manifest, -1); }
 
+// The first that no run with another number of ranks can do without.
+const TensorEntry* first_bound(const Part& own) {
+  const auto at = std::ranges::find_if(own.tensors(), [](const TensorEntry& entry) { return !entry.renewable(); });
+  return at == own.tensors().end() ? nullptr : &*at;
+}
+
 // What keeps a generation of another number of ranks from being used; "" when nothing does.
 std::string per_rank_obstacle(const DeclaredState& mine, const Manifest& manifest, int ranks) {
   const auto say = [&](const std::string& name, const std::string& whose) {
@@ -39,11 +45,11 @@ std::string per_rank_obstacle(const DeclaredState& mine, const Manifest& manifes
   };
   for (int rank = 0; rank < static_cast<int>(manifest.ranks()); ++rank) {
     const Part own = per_rank_part(manifest, rank);
-    if (own.tensors_size() > 0)
-      return say(own.tensors(0).name(), fmt::format("the own state of its rank {}", rank));
+    const auto* found = first_bound(own);
+    if (found != nullptr) return say(found->name(), fmt::format("the own state of its rank {}", rank));
   }
-  return mine.per_rank.tensors_size() > 0 ? say(mine.per_rank.tensors(0).name(), "this rank's own state")
-                                          : "";
+  const auto* found = first_bound(mine.per_rank);
+  return found != nullptr ? say(found->name(), "this rank's own state") : "";
 }
 
 struct Range {
@@ -81,14 +87,14 @@ Status check_match(const DeclaredState& mine, const Manifest& manifest, int rank
 }
 
 GenerationLoader::GenerationLoader(FileSystem& files, std::string folder, const Manifest& manifest,
-                                   const TrainingState& state, int rank)
-    : files_(files), folder_(std::move(folder)), manifest_(manifest), rank_(rank) {
+                                   const TrainingState& state, int rank, int ranks)
+    : files_(files), folder_(std::move(folder)), manifest_(manifest), rank_(rank), ranks_(static_cast<std::uint32_t>(ranks)) {
   for (const StateTensor& tensor : state.tensors()) tensors_[tensor.name] = &tensor;
   for (const StateBytes& bytes : state.bytes()) bytes_[bytes.name] = &bytes;
 }
 
 bool GenerationLoader::is_needed(const Part& part, const TensorEntry& entry) const {
-  if (!is_sharded(entry)) return !part.has_rank() || part.rank() == rank_;
+  if (!is_sharded(entry)) return !part.has_rank() || (part.rank() == rank_ && manifest_.ranks() == ranks_);
   const auto at = tensors_.find(entry.name());
   if (at == tensors_.end() || at->second->held != Held::kSharded) return false;
   const Range common = overlap(range_of(entry), range_of(*at->second));

@@ -24,7 +24,7 @@ class GenerationLoader {
  public:
   // All must outlive it; `manifest` is one that check_match() took.
   GenerationLoader(FileSystem& files, std::string folder, const Manifest& manifest,
-                   const TrainingState& state, int rank);
+                   const TrainingState& state, int rank, int ranks);
 
   // Reads all tensors into their memory, and the bytes for load_bytes(). Sharded ones are put together from
   // the parts of all ranks that overlap. INTERNAL for what is not there, not whole or not finite; the state
@@ -44,6 +44,7 @@ class GenerationLoader {
   const std::string folder_;
   const Manifest& manifest_;
   const int rank_;
+  const std::uint32_t ranks_;  // of this run
   std::map<std::string_view, const StateTensor*> tensors_;  // of this rank, by name
   std::map<std::string_view, const StateBytes*> bytes_;
   std::map<std::string, Bytes> read_bytes_;

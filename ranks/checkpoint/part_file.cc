@@ -131,11 +131,12 @@ PartTensor PartTensor::of(const StateTensor& tensor, const void* copy) {
           .shard_total = tensor.shard_total};
 }
 
-PartTensor PartTensor::of_bytes(const std::string& name, std::string_view bytes) {
+PartTensor PartTensor::of_bytes(const std::string& name, std::string_view bytes, bool renewable) {
   return {.name = name,
           .data = bytes.data(),
           .dtype = DType::kUInt8,
           .shape = {static_cast<std::int64_t>(bytes.size())},
+          .renewable = renewable,
           .is_bytes = true};
 }
 
@@ -159,6 +160,7 @@ Status describe(const PartTensor& tensor, TensorEntry* entry) {
   entry->set_bytes(static_cast<std::uint64_t>(bytes));
   if (!tensor.must_be_finite) entry->set_may_be_non_finite(true);
   if (tensor.is_bytes) entry->set_is_bytes(true);
+  if (tensor.renewable) entry->set_renewable(true);
   if (tensor.sharded) {
     entry->set_shard_offset(static_cast<std::uint64_t>(tensor.shard_offset) * stored_per_element);
     entry->set_shard_total(static_cast<std::uint64_t>(tensor.shard_total) * stored_per_element);

@@ -42,10 +42,11 @@ struct PartTensor {
   bool sharded = false;
   std::int64_t shard_offset = 0;  // as in StateTensor
   std::int64_t shard_total = 0;
+  bool renewable = false;  // see StateBytes
   bool is_bytes = false;  // what a StateBytes saved: kUInt8, one dimension
 
   static PartTensor of(const StateTensor& tensor, const void* copy);
-  static PartTensor of_bytes(const std::string& name, std::string_view bytes);
+  static PartTensor of_bytes(const std::string& name, std::string_view bytes, bool renewable = false);
 };
 
 // The entry that the manifest gets, but for `begin` and digest. USAGE for an unknown dtype or a size that

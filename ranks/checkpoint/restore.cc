@@ -131,7 +131,7 @@ Status Restorer::attempt(const GenerationId& id, const std::string& digest) {
     return {s.code(), id.name() + " is of another model or run: " + s.message()};
   }
   const std::string folder = generation_path(from_.folder.path(), id);
-  GenerationLoader loader(from_.files, folder, manifest_, from_.state, collective.rank());
+  GenerationLoader loader(from_.files, folder, manifest_, from_.state, collective.rank(), collective.size());
   const Status read = loader.read();
   if (Status s = agree_on_status(collective, read.ok() ? read : unusable(read.message())); !s.ok()) return s;
   // No bytes are handed out before every rank has all of its tensors.

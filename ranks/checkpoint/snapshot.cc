@@ -92,7 +92,7 @@ Status Snapshot::copy_bytes() {
     } catch (...) {
       return failed("an exception of an unknown type");
     }
-    part_of(bytes.held).push_back(PartTensor::of_bytes(bytes.name, saved_.back()));
+    part_of(bytes.held).push_back(PartTensor::of_bytes(bytes.name, saved_.back(), bytes.renewable));
   }
   return Status();
 }

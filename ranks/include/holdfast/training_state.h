@@ -48,6 +48,8 @@ struct StateBytes {
   std::function<Bytes()> save;
   std::function<Status(const Bytes&)> load;
   Held held = Held::kReplicated;  // or kPerRank
+  // Per rank only: a run with another number of ranks does without, instead of being refused.
+  bool renewable = false;
 };
 
 class TrainingState {
