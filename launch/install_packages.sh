@@ -21,8 +21,9 @@ packages=(
   dataset-fashion-mnist
 )
 cmake_wanted=3.25
-# promtool, which tests the alert rules, comes with a server and its web pages: 330 MB that only tests are worth.
-if [[ ${1:-} == --tests ]]; then packages+=(prometheus); fi
+# What only tests are worth. promtool, which tests the alert rules, comes with a server and its web pages, 330 MB; Clang's
+# libFuzzer feeds what reads files.
+if [[ ${1:-} == --tests ]]; then packages+=(prometheus clang libclang-rt-dev); fi
 
 installed() {
   [[ $(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]

@@ -109,7 +109,6 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   bool number_unsigned(number_unsigned_t value) override {
     if (place_ == Place::kShape) {
-      if (entry().shape.size() == kMostDimensions) return fail(where() + "has more than 64 dimensions");
       entry().shape.push_back(value);
       return true;
     }

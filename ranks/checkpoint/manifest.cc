@@ -160,6 +160,8 @@ std::string fault_of(const Manifest& manifest) {
   if (!all_there) return "does not say where the run was";
   if (manifest.ranks() < 1 || manifest.ranks() > kMostManifestRanks)
     return "has a number of ranks that cannot be";
+  // Other readers of Protobuf refuse such a message altogether.
+  if (!is_utf8(manifest.time()) || !is_utf8(manifest.version())) return "has text that is no UTF-8";
   std::set<std::string_view> replicated;
   int after = -2;
   for (const Part& part : manifest.parts()) {

@@ -91,6 +91,8 @@ TEST(Manifest, ThatSaysWhatCannotBeIsRefused) {
       {"where the run was", [](Manifest* m) { m->clear_attempt(); }},
       {"where the run was", [](Manifest* m) { m->clear_update(); }},
       {"where the run was", [](Manifest* m) { m->clear_skips(); }},
+      {"no UTF-8", [](Manifest* m) { m->set_time("\xff"); }},
+      {"no UTF-8", [](Manifest* m) { m->set_version("\xff"); }},
       {"number of ranks", [](Manifest* m) { m->clear_ranks(); }},
       {"number of ranks", [](Manifest* m) { m->set_ranks((1 << 20) + 1); }},
       {"is no part", [](Manifest* m) { m->set_ranks(1); }},

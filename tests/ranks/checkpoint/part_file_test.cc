@@ -252,6 +252,15 @@ TEST(PartFile, OfWhichTheHeaderIsNotWhatTheManifestSaysIsRefused) {
   other = part;
   (*other.mutable_header_sha256())[0] ^= 1;
   EXPECT_TRUE(refused(other));
+  // The digest's two halves count.
+  for (const bool high : {true, false}) {
+    other = part;
+    TensorEntry* entry = other.mutable_tensors(0);
+    high ? entry->set_digest_high(entry->digest_high() ^ 1) : entry->set_digest_low(entry->digest_low() ^ 1);
+    ASSERT_TRUE(reader.open(real_file_system(), temp.path(), other).ok());
+    std::optional<NonFinite> finding;
+    EXPECT_FALSE(reader.check_tensor(0, &finding).ok());
+  }
 }
 
 TEST(PartFile, MemoryOfAnotherSizeIsRefused) {
