@@ -13,10 +13,11 @@ Examples:
   holdfast stop runs/long                   end it in order (exit code 86)
   holdfast ack runs/long --owner ana --note "shard 3 was damaged, replaced"
   holdfast policy check run.policy          read a policy as a run would
+  holdfast checkpoint verify runs/long      read its checkpoints, and say which are clean
   source <(holdfast completion bash)
 holdfast COMMAND --help says more of each.
-Exit codes: 0 done   1 `stop` asked, and the run goes on still   64 usage, or nothing to be done in that folder
-            80 internal error)";
+Exit codes: 0 done   1 `stop` asked, and the run goes on still; a checkpoint is not clean   64 usage, or nothing to be
+            done in that folder   80 internal error)";
 
 int fail(const char* why, holdfast::StatusCode code) {
   std::fprintf(stderr, "holdfast: %s\n", holdfast::printable(why).c_str());
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
     holdfast::cli::add_stop(&app, &outcome);
     holdfast::cli::add_ack(&app, &outcome);
     holdfast::cli::add_policy(&app, &outcome);
+    holdfast::cli::add_checkpoint(&app, &outcome);
     holdfast::cli::add_completion(&app, &outcome);
     try {
       app.parse(argc, argv);
@@ -45,7 +47,7 @@ int main(int argc, char** argv) {
       return fail(error.what(), holdfast::StatusCode::kUsage);
     }
     if (!outcome.status.ok()) return fail(outcome.status.message().c_str(), outcome.status.code());
-    return outcome.not_yet ? 1 : 0;
+    return outcome.not_yet || outcome.bad ? 1 : 0;
   } catch (const std::exception& error) {
     return fail(error.what(), holdfast::StatusCode::kInternal);
   }

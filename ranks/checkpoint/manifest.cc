@@ -50,10 +50,11 @@ bool count_fields(Input* input, int inner, Census* census, Descend descend) {
   while (const std::uint32_t tag = input->ReadTag()) {
     ++census->fields;
     const auto type = WireFormatLite::GetTagWireType(tag);
-    if (!census->fits() || type == WireFormatLite::WIRETYPE_START_GROUP) return false;
+    if (type == WireFormatLite::WIRETYPE_START_GROUP) return false;
     const bool enters =
         WireFormatLite::GetTagFieldNumber(tag) == inner && type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
     if (enters ? !descend(input) : !WireFormatLite::SkipField(input, tag)) return false;
+    if (!census->fits()) return false;
   }
   return true;
 }

@@ -62,13 +62,13 @@ TEST(Manifest, OfWhichAnyBitIsFlippedOrThatIsCutAnywhereIsRefused) {
 
 TEST(Manifest, WithBytesThatProtobufWouldOverlookIsRefused) {
   const std::string whole = encode_manifest(sample());
-  expect_refused(whole + "\x20\x01", "does not belong");  // a field 4
-  expect_refused("\x08\x01" + whole, "does not belong");  // the version twice
+  expect_refused(whole + "\x20\x01", "it is none");  // a field 4
+  expect_refused("\x08\x01" + whole, "it is none");  // the version twice
   const std::string payload = sample().SerializeAsString();
   expect_refused(file_of(payload + "\xa0\x06\x01"), "does not belong");  // a field 100
   expect_refused(file_of("\x08\x01" + payload), "does not belong");      // the epoch twice
-  expect_refused(file_of(payload + "\x10\xd8\x84\x80\x00"),
-                 "does not belong");  // the attempt again, in five bytes
+  expect_refused(file_of(payload + std::string("\x10\xd8\x84\x80\0", 5)),
+                 "does not belong");  // and the attempt, in five
 }
 
 TEST(Manifest, OfAnotherVersionSaysSo) {
