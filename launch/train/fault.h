@@ -12,7 +12,8 @@
 //   rank=R|all            default: rank 0; at reduction, and for values at optimizer, all ranks, since all
 //                         compute the same
 //   micro=M               micro-batch, default 0; not at reduction and optimizer, which come once an attempt
-//   epoch=E               only in this epoch: the first is 1, and each restart and rollback begins the next, in which
+//   epoch=E               only in this epoch: the first is 1, and each restart and rollback begins the next,
+//   in which
 //                         attempts are made again; default: in each
 //   tensor=GLOB           the first tensor of the stage whose name matches (fnmatch), default *; values only
 //   index=N|first|middle|last   flat element of it, default first; middle is element count / 2; values only

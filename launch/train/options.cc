@@ -178,15 +178,17 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
       "--resume", options->resume,
       "Go on with the run in --run-dir, from its newest clean checkpoint, as if it had not been interrupted. "
       "Without a run there, begin one");
-  app.add_option("--checkpoint-interval", options->checkpoints.interval_attempts,
-                 "Attempts between two checkpoints, written in the background to RUN_DIR/checkpoints, which all hosts "
-                 "must see; there is one at the start and one at the end, too. 0: none");
+  app.add_option(
+      "--checkpoint-interval", options->checkpoints.interval_attempts,
+      "Attempts between two checkpoints, written in the background to RUN_DIR/checkpoints, which all hosts "
+      "must see; there is one at the start and one at the end, too. 0: none");
   app.add_option("--checkpoint-keep", options->checkpoints.keep, "Newest checkpoints to keep")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--checkpoint-keep-every", options->checkpoints.keep_every,
                  "Keep every so-manieth checkpoint for good, beside the newest; 0: none");
-  app.add_option("--checkpoint-quota", options->checkpoints.quota_bytes,
-                 "Bytes that all checkpoints together may take (K, M, G are understood); 0: what the disk holds")
+  app.add_option(
+         "--checkpoint-quota", options->checkpoints.quota_bytes,
+         "Bytes that all checkpoints together may take (K, M, G are understood); 0: what the disk holds")
       ->transform(CLI::AsSizeValue(false));
 
   app.add_option("--metrics-port", options->metrics_port,

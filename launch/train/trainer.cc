@@ -89,8 +89,8 @@ class Trainer {
  private:
   int rank() const { return collective_.rank(); }
 
-  // Where the run is: at 0, or where the checkpoint was that was loaded. The data go on there, and so does the
-  // schedule.
+  // Where the run is: at 0, or where the checkpoint was that was loaded. The data go on there, and so does
+  // the schedule.
   void take_position() {
     attempt_ = guard_->attempt();
     skips_ = guard_->skips();
@@ -104,8 +104,8 @@ class Trainer {
     const Decision done = guard_->roll_back();
     if (done.ends_run()) return done;
     take_position();
-    progress_.note(fmt::format("rolled back by all ranks from attempt {}: {}; on at attempt {}, epoch {}", from,
-                               decision.reason, attempt_, guard_->epoch()));
+    progress_.note(fmt::format("rolled back by all ranks from attempt {}: {}; on at attempt {}, epoch {}",
+                               from, decision.reason, attempt_, guard_->epoch()));
     return done;
   }
 

@@ -52,7 +52,9 @@ Status declare(const TrainingState& state, DeclaredState* out) {
     if (Status s = add_to(part_of(tensor.held), PartTensor::of(tensor, tensor.data)); !s.ok()) return s;
   }
   for (const StateBytes& bytes : state.bytes()) {
-    if (Status s = add_to(part_of(bytes.held), PartTensor::of_bytes(bytes.name, "", bytes.renewable)); !s.ok()) return s;
+    if (Status s = add_to(part_of(bytes.held), PartTensor::of_bytes(bytes.name, "", bytes.renewable));
+        !s.ok())
+      return s;
   }
   return Status();
 }

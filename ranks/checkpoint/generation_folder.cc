@@ -10,7 +10,6 @@
 namespace holdfast {
 namespace {
 
-
 GenerationId id_of(const Manifest& manifest) { return {manifest.epoch(), manifest.attempt()}; }
 
 }  // namespace

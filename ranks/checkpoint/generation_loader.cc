@@ -32,7 +32,8 @@ Part replicated_part(const Manifest& manifest) { return per_rank_part(manifest, 
 
 // The first that no run with another number of ranks can do without.
 const TensorEntry* first_bound(const Part& own) {
-  const auto at = std::ranges::find_if(own.tensors(), [](const TensorEntry& entry) { return !entry.renewable(); });
+  const auto at =
+      std::ranges::find_if(own.tensors(), [](const TensorEntry& entry) { return !entry.renewable(); });
   return at == own.tensors().end() ? nullptr : &*at;
 }
 
@@ -88,7 +89,11 @@ Status check_match(const DeclaredState& mine, const Manifest& manifest, int rank
 
 GenerationLoader::GenerationLoader(FileSystem& files, std::string folder, const Manifest& manifest,
                                    const TrainingState& state, int rank, int ranks)
-    : files_(files), folder_(std::move(folder)), manifest_(manifest), rank_(rank), ranks_(static_cast<std::uint32_t>(ranks)) {
+    : files_(files),
+      folder_(std::move(folder)),
+      manifest_(manifest),
+      rank_(rank),
+      ranks_(static_cast<std::uint32_t>(ranks)) {
   for (const StateTensor& tensor : state.tensors()) tensors_[tensor.name] = &tensor;
   for (const StateBytes& bytes : state.bytes()) bytes_[bytes.name] = &bytes;
 }

@@ -44,7 +44,7 @@ class GenerationLoader {
   const std::string folder_;
   const Manifest& manifest_;
   const int rank_;
-  const std::uint32_t ranks_;  // of this run
+  const std::uint32_t ranks_;                               // of this run
   std::map<std::string_view, const StateTensor*> tensors_;  // of this rank, by name
   std::map<std::string_view, const StateBytes*> bytes_;
   std::map<std::string, Bytes> read_bytes_;

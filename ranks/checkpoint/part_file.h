@@ -43,7 +43,7 @@ struct PartTensor {
   std::int64_t shard_offset = 0;  // as in StateTensor
   std::int64_t shard_total = 0;
   bool renewable = false;  // see StateBytes
-  bool is_bytes = false;  // what a StateBytes saved: kUInt8, one dimension
+  bool is_bytes = false;   // what a StateBytes saved: kUInt8, one dimension
 
   static PartTensor of(const StateTensor& tensor, const void* copy);
   static PartTensor of_bytes(const std::string& name, std::string_view bytes, bool renewable = false);
