@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "durable_file.h"
+#include "holdfast/coord/generation_id.h"
 #include "holdfast/coord/policy.h"
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/run_folder.h"
@@ -120,6 +121,9 @@ class Overview {
     (*json)["loss_scale"] = state.has_loss_scale() ? Json(state.loss_scale().scale()) : Json(nullptr);
     (*json)["raised_alerts"] = Json::array();
     for (const std::string& rule : state.raised_alerts()) (*json)["raised_alerts"].push_back(rule);
+    const GenerationId good{state.generation().epoch(), state.generation().attempt()};
+    (*json)["last_known_good"] = state.has_generation() ? Json(good.name()) : Json(nullptr);
+    (*json)["rollbacks"] = known(state.rollbacks());
     (*json)["hold"] = nullptr;
     if (state.has_hold()) {
       const Hold& hold = state.hold();

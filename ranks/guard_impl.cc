@@ -226,6 +226,7 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
   if (decision.action == Action::kSkip) {
     ++skips_;
     overflowed_ = verdict.gradient_overflow();
+    proof_wanted_ = true;
   }
   if (!applied_) snapshot_.restore();
   // Ranks that disagree may not even have the same checkpoint in flight.

@@ -99,6 +99,8 @@ void print(const Json& run) {
     print_line("budgets left", fmt::format("{} skips in total, {} in a row", budget(run["budgets"], "total"),
                                            budget(run["budgets"], "consecutive")));
   }
+  print_line("last good", shown(run, "last_known_good"));
+  if (run["rollbacks"].is_number() && run["rollbacks"] > 0) print_line("rollbacks", shown(run, "rollbacks"));
   std::string alerts;
   for (const Json& rule : run["raised_alerts"]) alerts += (alerts.empty() ? "" : ", ") + shown(rule);
   print_line("alerts raised", alerts.empty() ? "none" : alerts);

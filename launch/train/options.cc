@@ -185,7 +185,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--checkpoint-keep", options->checkpoints.keep, "Newest checkpoints to keep")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--checkpoint-keep-every", options->checkpoints.keep_every,
-                 "Keep every so-manieth checkpoint for good, beside the newest; 0: none");
+                 "Keep one in so many for good, beside the newest; 0: none");
   app.add_option(
          "--checkpoint-quota", options->checkpoints.quota_bytes,
          "Bytes that all checkpoints together may take (K, M, G are understood); 0: what the disk holds")
