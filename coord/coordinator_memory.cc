@@ -160,7 +160,8 @@ void Coordinator::keep_loss_scale(double scale, std::uint64_t clean_updates,
 // it.
 bool Coordinator::look_for_takeover() {
   if (taken_over_ || !keeps_record_) return taken_over_;
-  const std::string by = taken_over_by(folder_.path(), *memory_);
+  const std::string by =
+      monitor_.taken_over() ? monitor_.taken_over_by() : taken_over_by(folder_.path(), *memory_);
   taken_over_ = !by.empty();
   if (taken_over_) {
     std::fprintf(stderr, "holdfast: the run folder %s now belongs to %s: this run leaves it alone\n",

@@ -4,6 +4,38 @@
 
 namespace holdfast {
 
+namespace {
+
+void encode(const EvidenceOrder& order, DecisionMessage::Evidence* to) {
+  to->mutable_ranks()->Assign(order.ranks.begin(), order.ranks.end());
+  to->set_full(order.full);
+  to->set_from_all(order.from_all);
+  to->set_bytes(order.bytes);
+  to->set_state_bytes(order.state_bytes);
+  to->set_stage(static_cast<int>(order.stage));
+  to->set_tensor(order.tensor);
+  to->set_index(order.index);
+  to->set_micro_batch(order.micro_batch);
+  to->set_of_update(order.of_update);
+}
+
+EvidenceOrder decoded(const DecisionMessage::Evidence& from) {
+  EvidenceOrder order;
+  order.ranks.assign(from.ranks().begin(), from.ranks().end());
+  order.full = from.full();
+  order.from_all = from.from_all();
+  order.bytes = from.bytes();
+  order.state_bytes = from.state_bytes();
+  order.stage = static_cast<Stage>(from.stage());
+  order.tensor = from.tensor();
+  order.index = from.index();
+  order.micro_batch = from.micro_batch();
+  order.of_update = from.of_update();
+  return order;
+}
+
+}  // namespace
+
 std::string_view action_name(Action action) {
   switch (action) {
     case Action::kApply: return "APPLY";
@@ -20,6 +52,7 @@ std::string encode_decision(const Decision& decision) {
   message.set_action(static_cast<int>(decision.action));
   message.set_exit_code(decision.exit_code());
   message.set_reason(decision.reason);
+  if (decision.evidence) encode(*decision.evidence, message.mutable_evidence());
   return message.SerializeAsString();
 }
 
@@ -34,6 +67,10 @@ bool decode_decision(const std::string& bytes, Decision* decision) {
   decision->action = static_cast<Action>(message.action());
   decision->code = static_cast<StatusCode>(message.exit_code());
   decision->reason = message.reason();
+  decision->evidence.reset();
+  if (!message.has_evidence()) return true;
+  if (message.evidence().stage() < 0 || message.evidence().stage() >= kStageCount) return false;
+  decision->evidence = decoded(message.evidence());
   return true;
 }
 

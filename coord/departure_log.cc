@@ -1,5 +1,7 @@
 #include "holdfast/coord/departure_log.h"
 
+#include <algorithm>
+
 #include "holdfast/coord/event_log.h"
 
 namespace holdfast {
@@ -15,10 +17,21 @@ Json rank_json(const RankIdentity& who, const std::optional<Place>& place) {
   return json;
 }
 
+// Null before the first attempt. Of a run that was going back the ranks may be at two.
+Json newest_epoch(const Departure& departure) {
+  std::uint64_t newest = 0;
+  for (const SurvivingRank& rank : departure.survivors) newest = std::max(newest, rank.place.epoch);
+  for (const MissingRank& rank : departure.missing) {
+    if (rank.last_seen) newest = std::max(newest, rank.last_seen->epoch);
+  }
+  return newest == 0 ? Json(nullptr) : Json(newest);
+}
+
 }  // namespace
 
 Status append_departure(const std::string& run_dir, const Departure& departure) {
   Json fields = {{"reported_by", departure.reported_by}, {"alone", departure.alone}};
+  fields["epoch"] = newest_epoch(departure);
   fields["missing"] = Json::array();
   for (const MissingRank& rank : departure.missing) {
     Json json = rank_json(rank.who, rank.last_seen);

@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
+#include <vector>
 
 #include "storage/posix_io.h"
 
@@ -35,18 +37,34 @@ bool fill(int fd, std::string_view bytes, Sync sync) {
   return written && closed;
 }
 
+constexpr std::string_view kFreshMark = ".new.";
+
 // Its own for each call: several threads and processes may write the same file at once.
 int create_beside(const std::string& path, std::string* fresh) {
   static std::atomic<std::uint64_t> count = 0;
   constexpr int kMostTries = 100;
   int fd = -1;
   for (int i = 0; i < kMostTries; ++i) {
-    *fresh = fmt::format("{}.new.{}.{}", path, getpid(), count++);
+    *fresh = fmt::format("{}{}{}.{}", path, kFreshMark, getpid(), count++);
     fd = create(*fresh);
     // Taken: by a process of the same number, on another host or killed earlier.
     if (fd >= 0 || errno != EEXIST) break;
   }
   return fd;
+}
+
+bool is_number(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// Whether create_beside() gives such names.
+bool is_fresh_name(std::string_view name) {
+  const std::size_t mark = name.rfind(kFreshMark);
+  if (mark == std::string_view::npos || mark == 0) return false;
+  const std::string_view numbers = name.substr(mark + kFreshMark.size());
+  const std::size_t dot = numbers.find('.');
+  return dot != std::string_view::npos && is_number(numbers.substr(0, dot)) &&
+         is_number(numbers.substr(dot + 1));
 }
 
 }  // namespace
@@ -77,6 +95,16 @@ Status replace_file_unsynced(const std::string& path, std::string_view bytes) {
   const std::string why = std::strerror(errno);
   if (fd >= 0) unlink(fresh.c_str());
   return Status::internal("cannot write " + path + ": " + why);
+}
+
+void remove_half_written(const std::string& folder) {
+  std::error_code none;
+  std::vector<std::string> left;
+  for (std::filesystem::directory_iterator entry(folder, none), end; !none && entry != end;
+       entry.increment(none)) {
+    if (is_fresh_name(entry->path().filename().native())) left.push_back(entry->path().native());
+  }
+  for (const std::string& path : left) unlink(path.c_str());
 }
 
 std::optional<std::string> read_whole(const std::string& path, std::size_t most_bytes, std::string* bytes) {

@@ -22,6 +22,10 @@ Status replace_file(const std::string& path, const std::string& fresh, std::stri
 // anything. Several threads and processes may do so at once; one of them is the last.
 Status replace_file_unsynced(const std::string& path, std::string_view bytes);
 
+// Removes what writers that were killed in replace_file_unsynced() left beside the files of `folder`. A call
+// that is in the middle of it fails.
+void remove_half_written(const std::string& folder);
+
 // All of a regular file, or why not.
 std::optional<std::string> read_whole(const std::string& path, std::size_t most_bytes, std::string* bytes);
 // The last `most_bytes` of it.

@@ -148,6 +148,7 @@ Status check_ranges(const Policy& policy) {
   const auto& scale = policy.loss_scale();
   const auto& spike = policy.spike();
   const double headroom = policy.headroom_warning();
+  const auto& evidence = policy.evidence();
   const auto number = [](std::uint64_t value) { return static_cast<double>(value); };
   constexpr std::string_view kScaleRange = "a power of two, smallest <= initial <= largest <= 2^24";
   const Rule rules[] = {
@@ -169,6 +170,11 @@ Status check_ranges(const Policy& policy) {
       {spike.deviations() > 0 && std::isfinite(spike.deviations()), "spike.deviations", spike.deviations(),
        "more than 0"},
       {headroom > 0 && headroom <= 1, "headroom_warning", headroom, "more than 0, at most 1"},
+      {evidence.max_full_origins() > 0, "evidence.max_full_origins", 0, "at least 1"},
+      {evidence.bundle_quota_bytes() <= (std::uint64_t{1} << 30), "evidence.bundle_quota_bytes",
+       number(evidence.bundle_quota_bytes()), "at most 2^30"},
+      {evidence.deadline_seconds() >= 0 && evidence.deadline_seconds() <= kDay, "evidence.deadline_seconds",
+       evidence.deadline_seconds(), "0 to 86400"},
       {policy.state_interval_attempts() > 0, "state_interval_attempts", 0, "at least 1"},
       {policy.max_identical_failures() >= 2, "max_identical_failures",
        number(policy.max_identical_failures()), "at least 2"},

@@ -11,8 +11,10 @@
 #include <cstring>
 #include <filesystem>
 #include <random>
+#include <string_view>
 #include <thread>
 
+#include "durable_file.h"
 #include "holdfast/coord/printable.h"
 #include "holdfast/coord/state.h"
 
@@ -44,11 +46,17 @@ Status make_private_folder(const std::string& path) {
   return Status();
 }
 
+// "" while it is being written.
 std::string read_line(int fd) {
-  char text[256];
+  char text[512];
   const ssize_t n = pread(fd, text, sizeof(text), 0);
   const std::string line(text, n > 0 ? static_cast<std::size_t>(n) : 0);
-  return line.substr(0, line.find('\n'));
+  const std::size_t end = line.find('\n');
+  return end == std::string::npos ? "" : line.substr(0, end);
+}
+
+std::string holder_process(std::string_view host, std::int64_t pid) {
+  return fmt::format("host={} pid={} run=", host, pid);
 }
 
 std::string this_holder() {
@@ -56,7 +64,7 @@ std::string this_holder() {
   gethostname(host, sizeof(host) - 1);
   std::random_device random;
   const std::uint64_t number = (std::uint64_t{random()} << 32) | random();
-  return fmt::format("host={} pid={} run={:016x}", host, getpid(), number);
+  return fmt::format("{}{:016x}", holder_process(host, getpid()), number);
 }
 
 Status write_holder(int fd, const std::string& holder) {
@@ -68,6 +76,10 @@ Status write_holder(int fd, const std::string& holder) {
 }
 
 }  // namespace
+
+bool is_holder(const std::string& holder, std::string_view host, std::int64_t pid) {
+  return holder.starts_with(holder_process(host, pid));
+}
 
 RunFolder::~RunFolder() {
   if (lock_fd_ >= 0) close(lock_fd_);
@@ -111,13 +123,18 @@ Status RunFolder::create(const std::string& path) {
     return Status::usage("the run folder " + path +
                          " holds the record of an earlier run; choose another, or go on with it by --resume");
   }
-  holder_ = this_holder();
-  return write_holder(lock_fd_, holder_);
+  return take();
 }
 
 Status RunFolder::open(const std::string& path) {
   if (!holds_record(path)) return Status::usage("there is no run in " + path);
   if (Status s = lock(path); !s.ok()) return s;
+  return take();
+}
+
+// With the lock. What is half written was meant for earlier runs: nobody can ask this one for anything yet.
+Status RunFolder::take() {
+  remove_half_written(path_);
   holder_ = this_holder();
   return write_holder(lock_fd_, holder_);
 }

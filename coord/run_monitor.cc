@@ -102,10 +102,24 @@ void RunMonitor::watch() {
   }
 }
 
-bool RunMonitor::taken_over() const { return !taken_over_by(run_dir_, *mine_).empty(); }
+std::string RunMonitor::taken_over_by() const {
+  const std::lock_guard lock(mutex_);
+  return taken_over_by_;
+}
+
+// Nobody gives a folder back, so once is enough.
+bool RunMonitor::look_for_takeover() {
+  if (taken_over()) return true;
+  const std::string by = holdfast::taken_over_by(run_dir_, *mine_);
+  if (by.empty()) return false;
+  const std::lock_guard lock(mutex_);
+  taken_over_by_ = by;
+  taken_over_.store(true, std::memory_order_relaxed);
+  return true;
+}
 
 void RunMonitor::look_for_stop() {
-  if (taken_over()) return;
+  if (look_for_takeover()) return;
   const auto request = take_stop_request(run_dir_);
   if (!request || request->holder != mine_->holder()) return;
   const std::lock_guard lock(mutex_);
@@ -144,7 +158,7 @@ std::string RunMonitor::status_text(std::optional<int> exit_code) {
 }
 
 void RunMonitor::write(std::optional<int> exit_code) {
-  if (taken_over()) return;
+  if (look_for_takeover()) return;
   Status status = replace_file_unsynced(run_dir_ + "/metrics.prom", metrics_text(metrics_.collect()));
   const Status second = replace_file_unsynced(run_dir_ + "/status.json", status_text(exit_code));
   if (status.ok()) status = second;

@@ -56,7 +56,7 @@ class Overview {
     json["last_incident"] = incident_;
     json["topology"] = start_.is_null() ? Json(nullptr) : text_of(start_, "topology");
     put_live(holder, state, &json);
-    json["departure"] = json["state"] == "gone" ? last_departure() : Json(nullptr);
+    json["departure"] = json["state"] == "gone" ? last_departure(state.holder()) : Json(nullptr);
     json["problems"] = problems_;
     return Status();
   }
@@ -193,7 +193,8 @@ class Overview {
     }
   }
 
-  Json last_departure() {
+  // Of this run, that is: others may have written there later.
+  Json last_departure(const std::string& holder) {
     std::string bytes;
     const std::string path = run_dir_ + "/departures.jsonl";
     std::error_code none;
@@ -202,14 +203,30 @@ class Overview {
       problems_.push_back("cannot read " + path + ": " + *fault);
     }
     Json last(nullptr);
-    each_line_from_the_end(bytes, [&last](std::string_view line) {
-      last = parse(line);
+    each_line_from_the_end(bytes, [&](std::string_view line) {
+      if (Json departure = parse(line); is_of_this_run(departure, holder)) last = std::move(departure);
       return last.is_null();
     });
-    // One of an earlier epoch says nothing of this end. Both times are UTC of the same form.
-    const Json since = start_.is_null() ? Json(nullptr) : text_of(start_, "time");
-    const Json time = last.is_null() ? Json(nullptr) : text_of(last, "time");
-    return since.is_string() && time.is_string() && time >= since ? last : Json(nullptr);
+    return last;
+  }
+
+  // An earlier run is in an earlier epoch than this one's first, whenever it wrote: it may have been cut off
+  // for long, and clocks differ.
+  bool is_of_this_run(const Json& departure, const std::string& holder) const {
+    if (departure.is_null() || start_.is_null()) return false;
+    const Json epoch = count_of(departure, "epoch");
+    const Json first = count_of(start_, "epoch");
+    if (!first.is_number() || (epoch.is_number() && epoch < first)) return false;
+    for (const char* list : {"missing", "survivors"}) {
+      for (const Json& rank : field(departure, list, &Json::is_array)) {
+        if (holder.empty() || !rank.is_object() || count_of(rank, "rank") != Json(0u)) continue;
+        const Json host = text_of(rank, "host");
+        const Json pid = count_of(rank, "pid");
+        return host.is_string() && pid.is_number() &&
+               is_holder(holder, host.get<std::string>(), pid.get<std::int64_t>());
+      }
+    }
+    return epoch.is_number();  // without rank 0 or the run's memory, all there is to go by
   }
 
   const std::string run_dir_;

@@ -23,8 +23,8 @@ its update; the job ends with exit code 86. Works from any host that sees the fo
 Examples:
   holdfast stop runs/long                 # waits a minute for the run to end
   holdfast stop runs/long --timeout 0     # asks, and does not wait
-Exit codes: 0 the run has ended   1 asked, and it goes on still (--timeout)   64 no live run holds that folder
-            80 the request could not be written)";
+Exit codes: 0 the run has ended   1 asked, and it goes on still (--timeout), or another run holds the folder now
+            64 no live run holds that folder, or one is just starting   80 the request could not be written)";
 
 struct Arguments {
   std::string run_dir;
@@ -37,9 +37,30 @@ std::string who_asks() {
   return "uid=" + std::to_string(getuid()) + " host=" + host + " pid=" + std::to_string(getpid());
 }
 
-std::string describe_end(const std::string& run_dir) {
+// A run that has just locked the folder has not put its name there yet, and an earlier holder's may still be
+// there: only a name that stays is asked.
+Status find_holder(const std::string& run_dir, std::string* holder) {
+  constexpr std::chrono::milliseconds kMoment{250};
+  constexpr int kMostLooks = 12;
+  std::optional<std::string> seen = RunFolder::live_holder(run_dir);
+  for (int i = 0; seen && i < kMostLooks; ++i) {
+    std::this_thread::sleep_for(kMoment);
+    const std::optional<std::string> now = RunFolder::live_holder(run_dir);
+    if (now && now == seen && !now->empty()) {
+      *holder = *now;
+      return Status();
+    }
+    seen = now;
+  }
+  if (!seen) return Status::usage("no live run holds " + run_dir);
+  return Status::usage("a run is just starting in " + run_dir + " and was not asked to stop; try again");
+}
+
+std::string describe_end(const std::string& run_dir, const std::string& holder) {
   RunState state;
   if (!read_state(run_dir, &state).ok()) return "the run has ended; its memory cannot be read";
+  // Another's: this one's start was refused, such as for want of an acknowledgement.
+  if (state.holder() != holder) return "the run has ended, and " + run_dir + " holds no record of its end";
   const std::string place =
       " (attempt " + std::to_string(state.attempt()) + ", " + std::to_string(state.update()) + " updates)";
   if (state.running() || state.endings_size() == 0 || !state.endings().rbegin()->has_exit_code()) {
@@ -54,20 +75,26 @@ std::string describe_end(const std::string& run_dir) {
 Outcome stop(const Arguments& arguments) {
   const std::string& run_dir = arguments.run_dir;
   if (!(arguments.timeout >= 0)) return {Status::usage("--timeout takes a number of seconds")};
-  const std::optional<std::string> holder = RunFolder::live_holder(run_dir);
-  if (!holder) return {Status::usage("no live run holds " + run_dir)};
-  if (Status s = write_stop_request(run_dir, {*holder, who_asks()}); !s.ok()) return {s};
-  std::printf("asked the run to stop: %s\n", printable(*holder).c_str());
+  std::string asked;
+  if (Status s = find_holder(run_dir, &asked); !s.ok()) return {s};
+  if (Status s = write_stop_request(run_dir, {asked, who_asks()}); !s.ok()) return {s};
+  std::printf("asked the run to stop: %s\n", printable(asked).c_str());
   std::fflush(stdout);
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(arguments.timeout);
-  while (RunFolder::live_holder(run_dir) == holder) {
+  std::optional<std::string> holder;
+  while ((holder = RunFolder::live_holder(run_dir)) == asked) {
     if (std::chrono::steady_clock::now() >= until) {
       std::printf("it has not ended yet: see holdfast status %s\n", run_dir.c_str());
       return {Status(), true};
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  std::printf("%s\n", describe_end(run_dir).c_str());
+  if (holder) {
+    std::printf("that run has ended, and another holds the folder (%s): to stop it, ask again\n",
+                holder->empty() ? "just starting" : printable(*holder).c_str());
+    return {Status(), true};
+  }
+  std::printf("%s\n", describe_end(run_dir, asked).c_str());
   return {};
 }
 

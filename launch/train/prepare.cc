@@ -1,5 +1,8 @@
 #include "train/prepare.h"
 
+#include <charconv>
+#include <system_error>
+
 #include "holdfast/coord/policy.h"
 #include "train/fashion_mnist.h"
 #include "train/gpt.h"
@@ -52,6 +55,19 @@ Status check_natural_fault(const Options& options, const Workload& workload, int
   return Status();
 }
 
+// Of RANK=ATTEMPTS the command line has looked at the form only.
+Status check_data_ends(const Options& options, int world_size) {
+  for (const std::string& text : options.uneven_data) {
+    int rank = 0;
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), rank);
+    if (parsed.ec != std::errc() || rank >= world_size) {
+      return Status::usage("--data-ends " + text + ": there are " + std::to_string(world_size) +
+                           " ranks, numbered from 0");
+    }
+  }
+  return Status();
+}
+
 }  // namespace
 
 Status prepare(const Options& options, int world_size, Preparation* out) {
@@ -62,6 +78,7 @@ Status prepare(const Options& options, int world_size, Preparation* out) {
       !s.ok()) {
     return s;
   }
+  if (Status s = check_data_ends(options, world_size); !s.ok()) return s;
   const FaultSurface surface = fault_surface(options, workload, world_size);
   for (const std::string& text : options.faults) {
     Fault fault;

@@ -61,7 +61,7 @@ class Trainer {
 
   Ending run() {
     for (bool closed = false; !closed;) {
-      for (bool data_left = true; data_left && attempt_ < options_.steps;) {
+      for (bool data_left = all_have_data(); data_left && attempt_ < options_.steps;) {
         if (options_.print_timing) times_.begin();
         const Decision decision = one_attempt();
         if (options_.print_timing) times_.end();
@@ -107,6 +107,13 @@ class Trainer {
     progress_.note(fmt::format("rolled back by all ranks from attempt {}: {}; on at attempt {}, epoch {}",
                                from, decision.reason, attempt_, guard_->epoch()));
     return done;
+  }
+
+  // Collective. No rank may have told the others yet: a run may be resumed where its data ended.
+  bool all_have_data() {
+    int ended = guard_ != nullptr && data_ends_ > 0 && attempt_ >= data_ends_;
+    MPI_Allreduce(MPI_IN_PLACE, &ended, 1, MPI_INT, MPI_MAX, communicator_);
+    return ended == 0;
   }
 
   // On rank 0: which samples the ranks used, should their attempt be skipped.

@@ -33,7 +33,7 @@ TEST(DepartureLog, IsOneStrictLineWithTheFieldsInTheirOrder) {
   EXPECT_EQ(time, "0000-00-00T00:00:00.000Z");
   event["time"] = "T";
   EXPECT_EQ(event, Json::parse(R"({
-    "event": "departure", "time": "T", "reported_by": 1, "alone": false,
+    "event": "departure", "time": "T", "reported_by": 1, "alone": false, "epoch": 3,
     "missing": [
       {"rank": 0, "host": "node0", "pid": 100, "epoch": null, "attempt": null, "phase": null, "absence": "silent"},
       {"rank": 2, "host": "node2", "pid": 102, "epoch": 3, "attempt": 41, "phase": "observe", "absence": "died"}],
@@ -68,8 +68,25 @@ TEST(DepartureLog, NobodyMissingAndALonelyReporterAreWrittenAsSuch) {
   const Json event = departures(temp.path()).at(0);
   EXPECT_EQ(event["alone"], true);
   EXPECT_EQ(event["reported_by"], 5);
+  EXPECT_EQ(event["epoch"], nullptr);
   EXPECT_EQ(event["missing"], Json::array());
   EXPECT_EQ(event["survivors"], Json::array());
+}
+
+TEST(DepartureLog, IsOfTheNewestEpochThatARankWasAt) {
+  const TempDir temp;
+  Departure going_back = sample();
+  going_back.missing[1].last_seen->epoch = 4;
+  ASSERT_TRUE(append_departure(temp.path(), going_back).ok());
+  going_back.survivors[0].place.epoch = 5;
+  ASSERT_TRUE(append_departure(temp.path(), going_back).ok());
+  Departure not_begun;
+  not_begun.survivors = {{{0, "h", 1}, Place{}}};
+  ASSERT_TRUE(append_departure(temp.path(), not_begun).ok());
+  const std::vector<Json> lines = departures(temp.path());
+  EXPECT_EQ(lines[0]["epoch"], 4);
+  EXPECT_EQ(lines[1]["epoch"], 5);
+  EXPECT_EQ(lines[2]["epoch"], nullptr);
 }
 
 TEST(DepartureLog, GoesOnAtTheEndOfWhatIsThere) {

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,6 +40,13 @@ class Client {
     for (ssize_t n = 1; (n = recv(fd_, part, sizeof part, 0)) > 0;)
       text.append(part, static_cast<std::size_t>(n));
     return text;
+  }
+  // Whether the other side closes within `time`, with an answer or without.
+  bool closed_within(std::chrono::milliseconds time) {
+    pollfd readable = {fd_, POLLIN, 0};
+    if (poll(&readable, 1, static_cast<int>(time.count())) != 1) return false;
+    char byte = 0;
+    return recv(fd_, &byte, 1, 0) <= 0;
   }
   bool connected() const { return connected_; }
 
@@ -80,6 +88,38 @@ TEST(MetricsEndpoint, AnswersNothingElse) {
   EXPECT_TRUE(endpoint.ask("\r\n\r\n").starts_with("HTTP/1.1 405"));
   EXPECT_TRUE(endpoint.ask("GET \r\n\r\n").starts_with("HTTP/1.1 404"));
   EXPECT_EQ(endpoint.ask(std::string(20000, 'x')), "") << "no request is so long";
+}
+
+// The server keeps what it has read of a request, so the limit bounds its memory. Every connection is closed
+// after three seconds: only what is closed sooner was cut off for its size.
+TEST(MetricsEndpoint, AHeaderWithoutEndIsCutOffOnceItIsBeyondTheLimit) {
+  constexpr std::size_t kLimit = 8192;
+  Endpoint endpoint;
+  Client client(*endpoint.server);
+  std::string header = "GET /metrics HTTP/1.1\r\nX: ";
+  header.append(kLimit - header.size(), 'x');
+  const auto begin = std::chrono::steady_clock::now();
+  client.send(header);
+  EXPECT_FALSE(client.closed_within(std::chrono::milliseconds(500))) << "the limit itself is waited for";
+  client.send("x");
+  EXPECT_TRUE(client.closed_within(std::chrono::milliseconds(1500)));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(2500));
+}
+
+TEST(MetricsEndpoint, AFloodIsNotTakenInBeyondTheLimit) {
+  constexpr std::size_t kPart = 1024;
+  constexpr int kMostParts = 128;  // 16 times the limit
+  Endpoint endpoint;
+  Client client(*endpoint.server);
+  bool closed = false;
+  int parts = 0;
+  client.send("GET /metrics HTTP/1.1\r\nX: ");
+  for (; parts < kMostParts && !closed; ++parts) {
+    client.send(std::string(kPart, 'x'));
+    closed = client.closed_within(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(closed) << "after " << parts << " KiB";
+  EXPECT_TRUE(endpoint.ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
 }
 
 TEST(MetricsEndpoint, ThoseThatStallAreDroppedAndMakeRoom) {

@@ -1,11 +1,16 @@
 #include "holdfast/coord/run_folder.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <set>
+
 #include "coord/temp_dir.h"
+#include "holdfast/coord/stop_request.h"
 
 namespace holdfast {
 namespace {
@@ -57,6 +62,28 @@ class OtherRun {
   pid_t pid_ = -1;
 };
 
+// Starts a replacement of RUN_DIR/stop in another process, which is killed before it is in its place.
+void leave_half_written(const std::string& run_dir) {
+  const pid_t writer = fork();
+  if (writer == 0) {
+    const rlimit nothing = {0, 0};
+    const rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    setrlimit(RLIMIT_FSIZE, &nothing);  // the first byte that is written ends it: SIGXFSZ
+    static_cast<void>(write_stop_request(run_dir, {"holder", "by"}));
+    _exit(0);
+  }
+  int how = 0;
+  EXPECT_EQ(waitpid(writer, &how, 0), writer);
+  EXPECT_TRUE(WIFSIGNALED(how)) << how;
+}
+
+std::set<std::string> files_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
 TEST(RunFolder, IsMadeWithItsParentsAndForItsOwnerOnly) {
   const TempDir temp;
   const mode_t before = umask(0);
@@ -84,6 +111,50 @@ TEST(RunFolder, MayBeGivenWithATrailingSlash) {
   RunFolder folder;
   ASSERT_TRUE(folder.create(temp / "run/").ok());
   EXPECT_EQ(mode_of(temp / "run"), 0700u);
+}
+
+TEST(RunFolder, WhoHoldsItClearsWhatKilledWritersLeft) {
+  const TempDir temp;
+  const std::string run_dir = temp / "run";
+  { const OtherRun killed(run_dir); }
+  leave_half_written(run_dir);
+  ASSERT_EQ(files_in(run_dir).size(), 2u) << "a file was left beside the lock";
+  write_file(run_dir + "/metrics.prom.new.12.0", "half");
+  // Names that are not such, and those of the run's memory, which has its own way.
+  const std::set<std::string> others = {
+      "events.jsonl",  "x.new.1",  "x.new.1.",     "x.new..1",
+      "x.new.1.2.txt", ".new.1.2", "x.old.new1.2", "state.new.0123456789abcdef"};
+  for (const std::string& name : others) write_file(run_dir + "/" + name, "{}\n");
+  std::set<std::string> left = others;
+  left.insert("lock");
+  {
+    RunFolder folder;
+    ASSERT_TRUE(folder.open(run_dir).ok());
+    EXPECT_EQ(files_in(run_dir), left);
+    leave_half_written(run_dir);
+    RunFolder refused;
+    EXPECT_FALSE(refused.open(run_dir).ok());
+    EXPECT_EQ(files_in(run_dir).size(), left.size() + 1) << "not by one that does not get the folder";
+  }
+  std::filesystem::remove(run_dir + "/events.jsonl");
+  RunFolder folder;
+  ASSERT_TRUE(folder.create(run_dir).ok());
+  left.erase("events.jsonl");
+  EXPECT_EQ(files_in(run_dir), left);
+}
+
+TEST(RunFolder, WhileItsHolderHasNotWrittenItsNameThatIsUnknown) {
+  const TempDir temp;
+  RunFolder folder;
+  ASSERT_TRUE(folder.create(temp / "run").ok());
+  EXPECT_EQ(RunFolder::live_holder(temp / "run"), folder.holder());
+  EXPECT_TRUE(is_holder(folder.holder(), folder.holder().substr(5, folder.holder().find(' ') - 5), getpid()));
+  EXPECT_FALSE(
+      is_holder(folder.holder(), folder.holder().substr(5, folder.holder().find(' ') - 5), getpid() / 10));
+  write_file(temp / "run/lock", "");
+  EXPECT_EQ(RunFolder::live_holder(temp / "run"), "");
+  write_file(temp / "run/lock", folder.holder().substr(0, 9));
+  EXPECT_EQ(RunFolder::live_holder(temp / "run"), "");
 }
 
 TEST(RunFolder, HeldByAnotherProcessIsRefusedNamingItsHostAndProcess) {

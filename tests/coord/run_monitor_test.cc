@@ -124,6 +124,33 @@ TEST(RunMonitor, ARunThatWasTakenOverLeavesTheFilesAlone) {
   EXPECT_EQ(access(stop_request_path(run.run_dir).c_str(), F_OK), 0);
 }
 
+// Clean attempts alone write nothing for a thousand of them: it is the thread that looks.
+TEST(RunMonitor, ARunThatWasTakenOverIsToldWithinARoundThoughItWritesNothing) {
+  const TempDir temp;
+  LiveRun run(temp);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));  // a round of the thread
+  EXPECT_FALSE(run.rank0->taken_over());
+  RunState later;
+  later.set_epoch(2);
+  later.set_holder("the other");
+  ASSERT_TRUE(claim_state(run.run_dir, later).ok());
+  EXPECT_FALSE(run.rank0->taken_over()) << "the training thread itself reads no file";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(until([&] { return run.rank0->taken_over(); }));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(3));
+
+  // What was seen once stays so, whatever becomes of the file.
+  write_file(state_path(run.run_dir), "damaged");
+  testing::internal::CaptureStderr();
+  const Decision decision =
+      run.rank0->handle(sample_incident(4, [](Record& sum) { sum.set_request(Request::kStop); }));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(decision.exit_code(), 83);
+  EXPECT_NE(said.find("now belongs to the other, epoch 2"), std::string::npos) << said;
+  EXPECT_EQ(read_file(state_path(run.run_dir)), "damaged");
+  EXPECT_EQ(events_named(run.run_dir, "stopped").size(), 0u);
+}
+
 TEST(RunMonitor, WhatCannotBeWrittenIsSaidOnceAndChangesNothing) {
   const TempDir temp;
   LiveRun run(temp);

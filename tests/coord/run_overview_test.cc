@@ -1,7 +1,8 @@
 #include "holdfast/coord/run_overview.h"
 
 #include <gtest/gtest.h>
-#include <sys/stat.h>
+#include <cinttypes>
+#include <cstdio>
 
 #include "coord/events.h"
 #include "coord/sample_incident.h"
@@ -72,25 +73,87 @@ TEST(RunOverview, OfRunsThatHaveEnded) {
   EXPECT_EQ(overview(temp / "stopped")["state"], "stopped");
 }
 
-TEST(RunOverview, OfARunThatIsGone) {
-  const TempDir temp;
-  const std::string run_dir = temp / "run";
-  ASSERT_EQ(mkdir(run_dir.c_str(), 0700), 0);
-  Departure earlier;
-  ASSERT_TRUE(append_departure(run_dir, earlier).ok());
-  std::filesystem::rename(run_dir + "/departures.jsonl", temp / "earlier");
-  std::filesystem::remove(run_dir);
-  { const auto killed = start(run_dir); }
-  std::filesystem::copy(temp / "earlier", run_dir + "/departures.jsonl");
-  EXPECT_EQ(overview(run_dir)["state"], "gone");
-  EXPECT_EQ(overview(run_dir)["departure"], nullptr) << "it is older than this start";
+// Of rank 0's process, as a live run's holder names it.
+RankIdentity rank_0_of(const std::string& holder) {
+  RankIdentity who;
+  char host[256] = "";
+  EXPECT_EQ(std::sscanf(holder.c_str(), "host=%255s pid=%" SCNd64, host, &who.pid), 2) << holder;
+  who.host = host;
+  return who;
+}
+
+Departure of_rank_0(const RankIdentity& who, std::uint64_t epoch) {
   Departure departure;
   departure.reported_by = 1;
-  departure.missing.push_back({{0, "a", 7}, Absence::kDied, std::nullopt});
-  ASSERT_TRUE(append_departure(run_dir, departure).ok());
-  const Json run = overview(run_dir);
-  EXPECT_EQ(run["departure"]["missing"][0]["absence"], "died");
-  EXPECT_EQ(run["ranks"].size(), 1u);
+  departure.missing.push_back({who, Absence::kDied, Place{epoch, 4, 1, Phase::kObserve}});
+  return departure;
+}
+
+Departure of_rank_3_alone(std::uint64_t epoch) {
+  Departure departure;
+  departure.reported_by = 3;
+  departure.alone = true;
+  departure.survivors.push_back({{3, "b", 9}, Place{epoch, 4, 1, Phase::kObserve}});
+  return departure;
+}
+
+// A run that was started twice and killed twice, the second time in epoch 2.
+struct GoneRun {
+  explicit GoneRun(const std::string& dir) : run_dir(dir) {
+    { const auto first = start(run_dir); }
+    const auto second = start(run_dir);
+    EXPECT_EQ(second->memory().epoch(), 2u);
+    rank_0 = rank_0_of(second->memory().holder());
+  }
+  void depart(const Departure& departure) const { EXPECT_TRUE(append_departure(run_dir, departure).ok()); }
+  Json shown() const { return overview(run_dir)["departure"]; }
+
+  const std::string run_dir;
+  RankIdentity rank_0;
+};
+
+TEST(RunOverview, OfARunThatIsGone) {
+  const TempDir temp;
+  const GoneRun run(temp / "run");
+  run.depart(of_rank_0(run.rank_0, 2));
+  const Json shown = overview(run.run_dir);
+  EXPECT_EQ(shown["state"], "gone");
+  EXPECT_EQ(shown["departure"]["missing"][0]["absence"], "died");
+  EXPECT_EQ(shown["ranks"].size(), 1u);
+}
+
+TEST(RunOverview, ADepartureOfARunThatHadTheFolderBeforeIsNotThisOnes) {
+  const TempDir temp;
+  const GoneRun run(temp / "run");
+  const RankIdentity stranger = {0, run.rank_0.host, run.rank_0.pid + 1};
+  const RankIdentity elsewhere = {0, "x" + run.rank_0.host, run.rank_0.pid};
+  // All of them are written after this run's start.
+  run.depart(of_rank_0(run.rank_0, 1));  // by a process that has the number again
+  run.depart(of_rank_3_alone(1));
+  run.depart(of_rank_3_alone(0));
+  run.depart(of_rank_0(stranger, 0));
+  // It went back to a checkpoint when it could not write any more that it did.
+  run.depart(of_rank_0(stranger, 2));
+  run.depart(of_rank_0(elsewhere, 2));
+  EXPECT_EQ(run.shown(), nullptr);
+  Departure survivor = of_rank_3_alone(2);
+  survivor.survivors.insert(survivor.survivors.begin(), {stranger, Place{2, 4, 1, Phase::kObserve}});
+  run.depart(survivor);
+  EXPECT_EQ(run.shown(), nullptr);
+}
+
+TEST(RunOverview, ADepartureOfThisRunIsFoundBeforeThatOfAnother) {
+  const TempDir temp;
+  const GoneRun run(temp / "run");
+  run.depart(of_rank_3_alone(3));  // after it went back
+  run.depart(of_rank_3_alone(1));
+  EXPECT_EQ(run.shown()["epoch"], 3);
+  run.depart(of_rank_0(run.rank_0, 0));  // before its first attempt
+  run.depart(of_rank_0({0, run.rank_0.host, run.rank_0.pid + 1}, 0));
+  EXPECT_EQ(run.shown()["reported_by"], 1);
+  write_file(run.run_dir + "/departures.jsonl",
+             "{\"missing\": [7, {\"rank\": 0}], \"survivors\": 3, \"epoch\": 2}\n");
+  EXPECT_EQ(run.shown(), nullptr) << "rank 0 without a process";
 }
 
 TEST(RunOverview, WhatIsNotARunIsRefused) {

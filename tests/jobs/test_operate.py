@@ -1,5 +1,7 @@
 """Looking after a run: metrics while it goes and when it has ended, `holdfast status`, `stop`, `policy check`."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -158,6 +160,17 @@ class Metrics(JobTest):
         self.assertEqual(stopped["update"], total(last, "holdfast_updates_total"))
         self.assertEqual(0, total(last, "holdfast_running"))
         self.assertEqual(64, holdfast("stop", run_dir).returncode)
+        # Who held the folder since and left no record of it has no part in that end: such as a start that was refused.
+        with open(run_dir / "lock", "r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.truncate(0)
+            lock.write("host=a pid=1 run=1\n")
+            lock.flush()
+            other = subprocess.Popen([BIN / "holdfast", "stop", run_dir], text=True, stdout=subprocess.PIPE)
+            until((run_dir / "stop").exists, 20, "the request")
+        out, _ = other.communicate(timeout=20)
+        self.assertIn("holds no record of its end", out)
+        self.assertNotIn("86", out)
         # Nothing of the request is left for whoever resumes.
         self.train("--resume", ranks=1, run_dir=run_dir, steps=stopped["attempt"] + 2)
 
@@ -194,6 +207,58 @@ class Commands(unittest.TestCase):
         temp = tempfile.TemporaryDirectory(prefix="holdfast-commands-")
         self.addCleanup(temp.cleanup)
         self.folder = pathlib.Path(temp.name)
+
+    @contextlib.contextmanager
+    def locked_folder(self, holder):
+        """A run folder that is held, as a run does, but with an earlier holder's name: gives what writes another."""
+        path = self.folder / "lock"
+        path.write_text(holder)
+        with open(path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield path.write_text
+
+    def stop_in_background(self, *options):
+        stop = subprocess.Popen([BIN / "holdfast", "stop", self.folder, *options], text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)
+        self.addCleanup(stop.kill)
+        return stop
+
+    def test_a_run_that_is_just_starting_is_asked_under_its_own_name(self):
+        for earlier in ("host=a pid=1 run=1\n", "", "host=b pid="):
+            with self.subTest(earlier), self.locked_folder(earlier) as write_name:
+                stop = self.stop_in_background("--timeout", "0")
+                time.sleep(0.1)
+                write_name("host=b pid=2 run=2\n")
+                out, err = stop.communicate(timeout=20)
+                self.assertEqual((1, ""), (stop.returncode, err), out)
+                self.assertIn("asked the run to stop: host=b pid=2 run=2\n", out)
+                self.assertEqual("host=b pid=2 run=2", (self.folder / "stop").read_text().splitlines()[0])
+
+    def test_a_run_that_does_not_say_its_name_is_not_asked(self):
+        with self.locked_folder(""):
+            done = holdfast("stop", self.folder)
+        self.assertEqual((64, ""), (done.returncode, done.stdout))
+        self.assertIn("just starting", done.stderr)
+        self.assertIn("try again", done.stderr)
+        self.assertFalse((self.folder / "stop").exists())
+
+    def test_a_start_that_was_refused_is_no_run_to_stop(self):
+        with self.locked_folder("host=a pid=1 run=1\n"):
+            stop = self.stop_in_background()
+            time.sleep(0.1)
+        out, err = stop.communicate(timeout=20)
+        self.assertEqual((64, ""), (stop.returncode, out))
+        self.assertIn("no live run holds", err)
+        self.assertFalse((self.folder / "stop").exists())
+
+    def test_another_run_in_the_folder_is_not_the_end_of_the_one_that_was_asked(self):
+        with self.locked_folder("host=a pid=1 run=1\n") as write_name:
+            stop = self.stop_in_background()
+            until((self.folder / "stop").exists, 20, "the request")
+            write_name("host=b pid=2 run=2\n")
+            out, err = stop.communicate(timeout=20)
+        self.assertEqual((1, ""), (stop.returncode, err), out)
+        self.assertIn("another holds the folder (host=b pid=2 run=2): to stop it, ask again", out)
 
     def test_policy_check(self):
         good = self.folder / "good"

@@ -154,6 +154,13 @@ class Settings(RefusalTest):
             ("--steps", "0"), ("--workload", "mnist"), ("--omit-update", "8"), ("--lr", "nan"), ("--eps", "nan"),
             ("--no-such-option",))))
 
+    def test_data_that_end_on_a_rank_that_is_not_there(self):
+        for text in ("2=5", "4294967296=5"):
+            job = self.train_both_ways("--data-ends", "0=9", "--data-ends", text, ranks=2, code=64)
+            self.assertIn(f"--data-ends {text}: there are 2 ranks", job.err, job)
+            self.assertIn("Nothing was trained", job.err, job)
+            self.assertFalse(job.run_dir.exists(), job)
+
     def test_help_names_every_option(self):
         job = self.start(1, self.trainer("--help", run_dir=self.new_run_dir())).wait()
         self.assertEqual(0, job.code, job)

@@ -103,8 +103,17 @@ class Restart(JobTest):
         self.assertEqual((damaged, record), (state.read_bytes(), (run_dir / "events.jsonl").read_bytes()))
 
     def test_a_run_that_was_stopped_finds_that_another_took_its_folder(self):
+        self.take_over(state_interval_attempts=1)
+
+    def test_a_run_that_writes_nothing_finds_within_a_second_or_so_that_another_took_its_folder(self):
+        seconds = self.take_over(state_interval_attempts=10**9)
+        # A round of the thread that looks, an attempt, and mpirun's end, which sleeps for two when a rank has failed.
+        self.assertLess(seconds, 10)
+
+    def take_over(self, state_interval_attempts):
+        """Returns the seconds from the old run's awakening to its end."""
         run_dir = self.new_run_dir()
-        policy = "state_interval_attempts: 1 attempt_deadline_floor_seconds: 3600"
+        policy = f"state_interval_attempts: {state_interval_attempts} attempt_deadline_floor_seconds: 3600"
         old = self.start(1, self.trainer(run_dir=run_dir, steps=10**6, policy=policy), run_dir)
         old.wait_for_start()
         (rank,) = [pid for pid, command in processes(old.marker).items() if "guarded_train" in command.split()[0]]
@@ -117,13 +126,32 @@ class Restart(JobTest):
         until = time.monotonic() + PATIENCE
         while len(job.events) < 2 and time.monotonic() < until:
             time.sleep(0.05)
+        awake = time.monotonic()
         os.kill(rank, signal.SIGCONT)
         self.assertEqual(83, old.wait().code, old)
+        seconds = time.monotonic() - awake
         self.assertIn("another run has taken over", old.err)
         job.mpirun.send_signal(signal.SIGUSR1)
         self.assertEqual(86, job.wait().code, job)
         events = self.assert_record(job, "run_started", "run_started", "stopped")
         self.assertEqual([1, 2, 2], [event["epoch"] for event in events])
+        return seconds
+
+    def test_a_run_whose_data_have_ended_is_at_its_end_when_it_is_resumed(self):
+        run_dir = self.new_run_dir()
+        ends = ("--data-ends", "1=3")
+        job = self.train(*ends, ranks=2, run_dir=run_dir)
+        self.assertIn("done: 3 attempts, 3 updates, 0 skipped", job.out)
+        job = self.train("--resume", *ends, ranks=2, run_dir=run_dir)
+        self.assertIn("done: 3 attempts, 3 updates, 0 skipped", job.out)
+        events = self.assert_record(job, "run_started", "run_finished", "run_started", "run_finished")
+        self.assertEqual([0, 3, 3, 3], [event["attempt"] for event in events])
+        # With more data it goes on, also where one rank alone was told of them.
+        job = self.train("--resume", *ends, ranks=2, run_dir=run_dir, other_rank=(1, (("--resume",), {})))
+        self.assertIn("done: 8 attempts, 8 updates, 0 skipped", job.out)
+        job = self.train("--resume", ranks=2, run_dir=run_dir, steps=12,
+                         other_rank=(1, (("--resume", "--data-ends", "1=8"), {"steps": 12})))
+        self.assertIn("done: 8 attempts, 8 updates, 0 skipped", job.out)
 
 
 if __name__ == "__main__":

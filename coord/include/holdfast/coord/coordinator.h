@@ -66,8 +66,9 @@ class Coordinator {
   const RunState& memory() const { return *memory_; }
 
   // Whether another run has the folder: then nothing more is written, and handle() aborts with
-  // RANKS_DISAGREE. The first is as of the last write, the second reads the folder.
-  bool taken_over() const { return taken_over_; }
+  // RANKS_DISAGREE. The first is as of the last write, or of a second ago, and is two loads; the second reads
+  // the folder.
+  bool taken_over() const { return taken_over_ || monitor_.taken_over(); }
   bool look_for_takeover();
 
   // What the loss scaler will be after the running attempt, for the run's memory; before its update_applied()

@@ -1,9 +1,13 @@
 // What the ranks do with an attempt.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "holdfast/collectives/record.h"
 #include "holdfast/collectives/status.h"
 
 namespace holdfast {
@@ -11,11 +15,27 @@ namespace holdfast {
 enum class Action : int { kApply, kSkip, kRollBack, kAbort, kStop };
 std::string_view action_name(Action action);  // "APPLY", ...
 
+// What rank 0 wants kept of an attempt that was not clean.
+struct EvidenceOrder {
+  std::vector<int> ranks;         // that contribute in full, ascending
+  bool full = false;              // with tensors
+  bool from_all = false;          // every rank adds its own value
+  std::uint64_t bytes = 0;        // of tensors, from each of `ranks`
+  std::uint64_t state_bytes = 0;  // of rank 0's state
+  Stage stage = Stage::kInput;    // of the first origin's finding
+  std::string tensor;
+  std::int64_t index = -1;
+  int micro_batch = -1;
+  bool of_update = false;  // the state is what went wrong, and not the attempt
+};
+
 // The same on every rank.
 struct Decision {
   Action action = Action::kAbort;
   StatusCode code = StatusCode::kInternal;  // why the run ends; kOk for APPLY and SKIP
   std::string reason;                       // one line for people; empty for APPLY
+
+  std::optional<EvidenceOrder> evidence = {};
 
   // A rank has no batch for the next attempt: every rank stops after this one.
   bool last_attempt_with_data = false;

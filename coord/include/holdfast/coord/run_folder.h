@@ -1,12 +1,17 @@
 // RUN_DIR: what rank 0 keeps of one run.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "holdfast/collectives/status.h"
 
 namespace holdfast {
+
+// Whether `holder`, as RunFolder::holder() gives it, is of that process.
+bool is_holder(const std::string& holder, std::string_view host, std::int64_t pid);
 
 // A folder that belongs to one live run. Held by rank 0 from start to end.
 class RunFolder {
@@ -27,7 +32,8 @@ class RunFolder {
   static bool holds_record(const std::string& path);
 
   // Who holds the folder of a live run, as its lock says; none when no run holds it. Looks, and changes
-  // nothing.
+  // nothing. For a moment after a run has locked the folder the lock says "", or still names an earlier
+  // holder: who acts on it looks again a little later.
   static std::optional<std::string> live_holder(const std::string& path);
 
   // This holder, among all there ever were: host, process and a random number. "" before the lock is had.
@@ -39,6 +45,7 @@ class RunFolder {
 
  private:
   Status lock(const std::string& path);
+  Status take();
 
   std::string path_;
   std::string holder_;
