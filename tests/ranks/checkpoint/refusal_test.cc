@@ -75,6 +75,29 @@ TEST_P(Refusal, AnExceptionOfASaveCallbackIsAFailedPart) {
   EXPECT_EQ(names_in(dir / "checkpoints"), (Names{"e0001-a0000000010", "e0001-a0000000030"}));
 }
 
+// Large parts are looked through on a thread beside the one that writes them.
+TEST(CheckpointRefusal, TheLastValueOfALargePartIsNamedToo) {
+  MemoryDir dir;
+  World world = {.folder = dir / "checkpoints", .ranks = 2};
+  constexpr std::int64_t kElements = 1'000'003;
+  world.declare = [](RankState& state) {
+    state.add("first", DType::kFloat32, {kElements}, Held::kPerRank);
+    state.add("last", DType::kFloat32, {kElements}, Held::kPerRank);
+  };
+  world.run([](Rank& rank) {
+    EXPECT_EQ(rank.publish(1).published, rank.is_first());
+    rank.state.fill(2);
+    if (rank.number() == 1) rank.state.set("last", kElements - 1, kInf);
+    rank.begin(2);
+    const CheckpointOutcome outcome = rank.finish();
+    EXPECT_EQ(outcome.non_finite, rank.is_first());
+    EXPECT_EQ(outcome.reason,
+              rank.is_first() ? "e0001-a0000000002 refused: last[1000002] is +Inf on rank 1" : "");
+    rank.expect_restored(1);
+  });
+  EXPECT_EQ(names_in(dir / "checkpoints"), Names{"e0001-a0000000001"});
+}
+
 // Field case 24: what is refused does not count, and nothing healthy goes for it.
 TEST(Case24RetentionEvictsTheHealthy, FourRefusedOnesLeaveTheThreeGoodOnes) {
   MemoryDir dir;
