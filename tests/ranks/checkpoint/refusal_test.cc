@@ -1,4 +1,6 @@
+#include <atomic>
 #include <limits>
+#include <thread>
 
 #include "forwarding_file_system.h"
 #include "store_world.h"
@@ -141,6 +143,22 @@ TEST(CheckpointRefusal, RanksAtDifferentAttemptsPublishNothing) {
   EXPECT_EQ(names_in(dir / "checkpoints"), Names{});
 }
 
+// As when the folder is, behind the same name, another on each host.
+TEST(CheckpointRefusal, APartThatRankZeroDoesNotSeeIsMissed) {
+  MemoryDir dir;
+  HidingFileSystem blind({"rank-00002.safetensors"});
+  World world = {.folder = dir / "checkpoints", .ranks = 3};
+  world.files = [&](int rank) -> FileSystem& { return rank == 0 ? blind : real_file_system(); };
+  world.run([](Rank& rank) {
+    const CheckpointOutcome outcome = rank.publish(1);
+    if (!rank.is_first()) return;
+    EXPECT_FALSE(outcome.published);
+    EXPECT_TRUE(outcome.reason.ends_with("is the folder on a file system that all hosts share?"))
+        << outcome.reason;
+  });
+  for (const std::string& name : names_in(world.folder)) EXPECT_TRUE(name.ends_with(".partial")) << name;
+}
+
 TEST(CheckpointRefusal, AGenerationThatIsThereAlreadyIsLeftAlone) {
   MemoryDir dir;
   const World world = {.folder = dir / "checkpoints", .ranks = 2};
@@ -195,9 +213,16 @@ TEST(CheckpointAbandon, APartThatIsStillBeingWrittenHoldsUpNeitherTheAbandonNorT
     files.wait_for_a_writer();
     rank.store->abandon("replicas differ");
     EXPECT_FALSE(rank.store->in_flight());
-    files.open();
     rank.state.fill(3);
-    rank.begin(3);  // its copy waits for the writer, which still reads the last one
+    std::atomic<bool> opened = false;
+    std::thread disk([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      opened = true;
+      files.open();
+    });
+    rank.begin(3);
+    EXPECT_TRUE(opened) << "the writer may still read the copy that this one takes the place of";
+    disk.join();
     ASSERT_TRUE(rank.store->complete().ok());
     rank.store->wait();
     const std::vector<CheckpointOutcome> outcomes = rank.store->take_outcomes();
