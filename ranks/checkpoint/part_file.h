@@ -1,5 +1,5 @@
-// The tensors of one rank, or those that all share, in one file: written with their scan and digest in the
-// same pass, and read against what the manifest says of them.
+// The tensors of one rank, or those that all share, in one file: scanned and digested while they are
+// written, and read against what the manifest says of them.
 //
 // An element is stored as it is in memory. complex128, which safetensors lacks, is stored as F64 with one
 // more dimension of 2; the manifest tells what is stored, shard_offset and shard_total counting stored

@@ -1,4 +1,6 @@
+#include <atomic>
 #include <limits>
+#include <thread>
 
 #include "forwarding_file_system.h"
 #include "store_world.h"
@@ -75,6 +77,29 @@ TEST_P(Refusal, AnExceptionOfASaveCallbackIsAFailedPart) {
   EXPECT_EQ(names_in(dir / "checkpoints"), (Names{"e0001-a0000000010", "e0001-a0000000030"}));
 }
 
+// Large parts are looked through on a thread beside the one that writes them.
+TEST(CheckpointRefusal, TheLastValueOfALargePartIsNamedToo) {
+  MemoryDir dir;
+  World world = {.folder = dir / "checkpoints", .ranks = 2};
+  constexpr std::int64_t kElements = 1'000'003;
+  world.declare = [](RankState& state) {
+    state.add("first", DType::kFloat32, {kElements}, Held::kPerRank);
+    state.add("last", DType::kFloat32, {kElements}, Held::kPerRank);
+  };
+  world.run([](Rank& rank) {
+    EXPECT_EQ(rank.publish(1).published, rank.is_first());
+    rank.state.fill(2);
+    if (rank.number() == 1) rank.state.set("last", kElements - 1, kInf);
+    rank.begin(2);
+    const CheckpointOutcome outcome = rank.finish();
+    EXPECT_EQ(outcome.non_finite, rank.is_first());
+    EXPECT_EQ(outcome.reason,
+              rank.is_first() ? "e0001-a0000000002 refused: last[1000002] is +Inf on rank 1" : "");
+    rank.expect_restored(1);
+  });
+  EXPECT_EQ(names_in(dir / "checkpoints"), Names{"e0001-a0000000001"});
+}
+
 // Field case 24: what is refused does not count, and nothing healthy goes for it.
 TEST(Case24RetentionEvictsTheHealthy, FourRefusedOnesLeaveTheThreeGoodOnes) {
   MemoryDir dir;
@@ -116,6 +141,22 @@ TEST(CheckpointRefusal, RanksAtDifferentAttemptsPublishNothing) {
   });
   world.run([](Rank&) {});  // removes what rank 2 has begun
   EXPECT_EQ(names_in(dir / "checkpoints"), Names{});
+}
+
+// As when the folder is, behind the same name, another on each host.
+TEST(CheckpointRefusal, APartThatRankZeroDoesNotSeeIsMissed) {
+  MemoryDir dir;
+  HidingFileSystem blind({"rank-00002.safetensors"});
+  World world = {.folder = dir / "checkpoints", .ranks = 3};
+  world.files = [&](int rank) -> FileSystem& { return rank == 0 ? blind : real_file_system(); };
+  world.run([](Rank& rank) {
+    const CheckpointOutcome outcome = rank.publish(1);
+    if (!rank.is_first()) return;
+    EXPECT_FALSE(outcome.published);
+    EXPECT_TRUE(outcome.reason.ends_with("is the folder on a file system that all hosts share?"))
+        << outcome.reason;
+  });
+  for (const std::string& name : names_in(world.folder)) EXPECT_TRUE(name.ends_with(".partial")) << name;
 }
 
 TEST(CheckpointRefusal, AGenerationThatIsThereAlreadyIsLeftAlone) {
@@ -172,9 +213,16 @@ TEST(CheckpointAbandon, APartThatIsStillBeingWrittenHoldsUpNeitherTheAbandonNorT
     files.wait_for_a_writer();
     rank.store->abandon("replicas differ");
     EXPECT_FALSE(rank.store->in_flight());
-    files.open();
     rank.state.fill(3);
-    rank.begin(3);  // its copy waits for the writer, which still reads the last one
+    std::atomic<bool> opened = false;
+    std::thread disk([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      opened = true;
+      files.open();
+    });
+    rank.begin(3);
+    EXPECT_TRUE(opened) << "the writer may still read the copy that this one takes the place of";
+    disk.join();
     ASSERT_TRUE(rank.store->complete().ok());
     rank.store->wait();
     const std::vector<CheckpointOutcome> outcomes = rank.store->take_outcomes();
