@@ -1,9 +1,14 @@
 #include "holdfast/coord/coordinator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <random>
 
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/decide.h"
+#include "holdfast/coord/evidence/evidence.pb.h"
+#include "holdfast/coord/evidence/evidence_store.h"
 #include "holdfast/coord/history.h"
 #include "holdfast/coord/policy.h"
 #include "holdfast/coord/rollback.h"
@@ -25,6 +30,13 @@ Json profile_json(const SkipProfile& profile) {
           {"tensor", most_json(profile.tensor)}};
 }
 
+std::string random_id() {
+  std::random_device random;
+  std::string id;
+  for (int i = 0; i < 4; ++i) id += fmt::format("{:08x}", random());
+  return id;
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const Policy& policy)
@@ -36,6 +48,7 @@ Coordinator::Coordinator(const Policy& policy)
       monitor_(metrics_) {
   memory_->set_epoch(1);
   memory_->set_running(true);
+  memory_->set_run_id(random_id());
 }
 Coordinator::~Coordinator() = default;
 
@@ -338,12 +351,14 @@ Decision Coordinator::handle(const Incident& incident) {
     keep_loss_scale(after.scale, after.clean_updates, after.overflows_to_halve);
   }
   if (decision.ends_run()) end_epoch(&decision, &incident);
+  decision.evidence = order_evidence(incident, decision);
 
   Json fields = incident_json(incident, *policy_, topology_, suspects_);
   fields["consecutive"] = budget_.consecutive();
   fields["total"] = budget_.total();
   if (incident.loss_scale) fields["pending"] = calibration_.pending();
   fields["reason"] = decision.reason;
+  if (decision.evidence) fields["bundle"] = GenerationId{incident.epoch, incident.attempt}.name();
   if (decision.ends_run()) {
     fields["exit_code"] = decision.exit_code();
     fields["code"] = status_code_name(decision.code);

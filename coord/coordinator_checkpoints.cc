@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "holdfast/coord/coordinator.h"
+#include "holdfast/coord/evidence/evidence.pb.h"
+#include "holdfast/coord/evidence/evidence_store.h"
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/printable.h"
 #include "holdfast/coord/rollback.h"
@@ -19,6 +21,7 @@ void keep_history(const RunState& from, RunState* to) {
   to->set_epoch(from.epoch());
   to->set_holder(from.holder());
   to->set_running(from.running());
+  to->set_run_id(from.run_id());
   to->set_incidents(from.incidents());
   to->set_rollbacks(from.rollbacks());
   to->set_fell_back(from.fell_back());

@@ -4,6 +4,8 @@
 #include <exception>
 
 #include "holdfast/coord/coordinator.h"
+#include "holdfast/coord/evidence/evidence.pb.h"
+#include "holdfast/coord/evidence/evidence_store.h"
 #include "holdfast/coord/history.h"
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/coord/printable.h"

@@ -8,9 +8,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// An event never lists more origins than this: with all of thousands of ranks bad, the first ones say it.
-constexpr std::size_t kMaxOriginsInEvent = 64;
-
 void put_counts(Json& json, const BadCounts& counts) {
   json["nan"] = counts.nan;
   json["pos_inf"] = counts.pos_inf;
@@ -35,19 +32,6 @@ Json loss_json(const Incident& incident, const std::vector<Origin>& origins) {
   return chosen == nullptr ? Json(nullptr) : json_number(chosen->loss);
 }
 
-const std::string& stage_owner(const Policy& policy, Stage stage) {
-  const Policy::StageOwners& owners = policy.stage_owners();
-  switch (stage) {
-    case Stage::kInput: return owners.input();
-    case Stage::kForward: return owners.forward();
-    case Stage::kLoss: return owners.loss();
-    case Stage::kBackward: return owners.backward();
-    case Stage::kReduction: return owners.reduction();
-    case Stage::kOptimizer: return owners.optimizer();
-  }
-  return policy.owner();
-}
-
 // Where the rank runs, and whether its device has been the origin too often.
 Json origin_json(const Origin& origin, const Topology& topology, const Suspects& suspects) {
   Json json = {{"rank", origin.rank},
@@ -68,6 +52,19 @@ Json origin_json(const Origin& origin, const Topology& topology, const Suspects&
 }
 
 }  // namespace
+
+const std::string& stage_owner(const Policy& policy, Stage stage) {
+  const Policy::StageOwners& owners = policy.stage_owners();
+  switch (stage) {
+    case Stage::kInput: return owners.input();
+    case Stage::kForward: return owners.forward();
+    case Stage::kLoss: return owners.loss();
+    case Stage::kBackward: return owners.backward();
+    case Stage::kReduction: return owners.reduction();
+    case Stage::kOptimizer: return owners.optimizer();
+  }
+  return policy.owner();
+}
 
 Json place_json(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update) {
   return {{"epoch", epoch}, {"attempt", attempt}, {"update", update}};
@@ -102,10 +99,10 @@ Json incident_json(const Incident& incident, const Policy& policy, const Topolog
                      {"what", view->error->what}};
   }
   json["origins"] = Json::array();
-  for (std::size_t i = 0; i < origins.size() && i < kMaxOriginsInEvent; ++i) {
+  for (std::size_t i = 0; i < origins.size() && i < kMostOriginsKept; ++i) {
     json["origins"].push_back(origin_json(origins[i], topology, suspects));
   }
-  if (origins.size() > kMaxOriginsInEvent) json["origins_omitted"] = origins.size() - kMaxOriginsInEvent;
+  if (origins.size() > kMostOriginsKept) json["origins_omitted"] = origins.size() - kMostOriginsKept;
   return json;
 }
 

@@ -213,6 +213,10 @@ std::vector<MetricFamily> RunMetrics::collect() const {
   family("checkpoints_failed_total", Type::kCounter, "Checkpoints that were not published.") = {
       {{{"reason", "not_written"}}, as_double(failed_checkpoints_[0])},
       {{{"reason", "non_finite"}}, as_double(failed_checkpoints_[1])}};
+  family("bundles_published_total", Type::kCounter, "Incidents whose evidence is on disk.") = {
+      plain(as_double(bundles_[0]))};
+  family("bundles_failed_total", Type::kCounter, "Incidents whose evidence could not be kept.") = {
+      plain(as_double(bundles_[1]))};
   if (const double at = last_known_good_at_.load(std::memory_order_relaxed); at > 0) {
     family("last_known_good_attempt", Type::kGauge,
            "Attempt that the newest checkpoint goes on with.") = {plain(as_double(last_known_good_))};

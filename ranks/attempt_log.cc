@@ -31,9 +31,29 @@ void AttemptLog::clear() {
   loss_sum_ = 0.0L;
   losses_ = 0;
   micro_batch_ = 0;
+  for (StageTally& tally : tallies_) {
+    tally.tensors = tally.elements = 0;
+    tally.bad = BadCounts();
+    tally.abs_max = 0;
+  }
+}
+
+// Names are written over those of the attempt before, so that a clean attempt allocates nothing.
+void AttemptLog::count(Stage stage, std::string_view tensor, const Probe& probe) {
+  StageTally& tally = tallies_[static_cast<std::size_t>(stage)];
+  if (tally.tensors < tally.names.size()) {
+    tally.names[tally.tensors].assign(tensor);
+  } else if (tally.names.size() < StageTally::kMostNames) {
+    tally.names.emplace_back(tensor);
+  }
+  ++tally.tensors;
+  tally.elements += probe.count;
+  tally.bad += probe.bad;
+  tally.abs_max = std::max(tally.abs_max, probe.abs_max);
 }
 
 void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset) {
+  count(stage, tensor, probe);
   if (probe.finite()) return;
   record_.add_bad(stage, probe.bad);
   // Later stages are full of what an earlier one started; each stage keeps its own first tensors.

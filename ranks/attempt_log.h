@@ -1,6 +1,8 @@
 // What one rank saw of the running attempt: turned into its record, and into its report if it was bad.
 #pragma once
 
+#include <array>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,6 +11,16 @@
 #include "holdfast/scan.h"
 
 namespace holdfast {
+
+// All that was observed at one stage of an attempt.
+struct StageTally {
+  static constexpr std::size_t kMostNames = 64;
+  std::uint64_t tensors = 0;  // observations
+  std::uint64_t elements = 0;
+  BadCounts bad;
+  double abs_max = 0;
+  std::vector<std::string> names;  // of the first ones; longer than `tensors` when an attempt before had more
+};
 
 class AttemptLog {
  public:
@@ -37,6 +49,9 @@ class AttemptLog {
   // This rank's part of the proof, and the digests of which it is made.
   void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests);
 
+  const StageTally& tally(Stage stage) const { return tallies_[static_cast<std::size_t>(stage)]; }
+  const std::string& host() const { return view_.host; }
+
   bool has_error() const { return view_.error.has_value(); }
 
   // Ready for the wire; `agreement_lane` is this rank's part of it.
@@ -48,8 +63,11 @@ class AttemptLog {
  private:
   bool bad_of_its_own_making() const;
 
+  void count(Stage stage, std::string_view tensor, const Probe& probe);
+
   Record record_;
   RankView view_;
+  std::array<StageTally, kStageCount> tallies_;
   int micro_batch_ = 0;
   bool stop_requested_ = false;
   bool no_next_batch_ = false;

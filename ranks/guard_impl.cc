@@ -57,6 +57,7 @@ void StepGuard::Impl::begin() {
   applied_ = false;
   overflowed_ = false;
   report_checkpoints();
+  if (coordinator_) coordinator_->report_evidence();
   begin_sweep_if_due();
 }
 
@@ -144,6 +145,7 @@ Decision StepGuard::Impl::close() {
   if (store_) {
     if (Status s = leave_checkpoint(); !s.ok()) return failed(s);
   }
+  if (coordinator_) coordinator_->finish_evidence();
   if (coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
   return decision;
 }
@@ -229,6 +231,14 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
     proof_wanted_ = true;
   }
   if (!applied_) snapshot_.restore();
+  if (decision.evidence) {
+    if (Status s = collect_evidence(*decision.evidence); !s.ok()) return failed(s);
+    if (decision.ends_run()) {
+      // Whoever leaves first makes mpirun end the others.
+      if (coordinator_) coordinator_->finish_evidence();
+      if (Status s = agree_on_status(collective_, Status()); !s.ok()) return failed(s);
+    }
+  }
   // Ranks that disagree may not even have the same checkpoint in flight.
   if (store_ && decision.agreed && verdict.kind != Verdict::Kind::kDisagree) {
     if (Status s = settle_checkpoint(decision, verdict); !s.ok()) return failed(s);

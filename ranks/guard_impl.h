@@ -2,6 +2,7 @@
 //
 //   guard_impl.cc         an attempt, from begin to finish
 //   guard_start.cc        the start of a run
+//   guard_evidence.cc     what is kept of an attempt that was not clean
 //   guard_checkpoints.cc  checkpoints, going back to them, the proof that replicas agree and the sweep
 #pragma once
 
@@ -21,6 +22,7 @@
 #include "holdfast/collectives/watchdog.h"
 #include "holdfast/coord/coordinator.h"
 #include "holdfast/coord/policy.pb.h"
+#include "holdfast/evidence.h"
 #include "holdfast/loss_scaler.h"
 #include "holdfast/spike_detector.h"
 #include "holdfast/step_guard.h"
@@ -57,6 +59,9 @@ class StepGuard::Impl {
   Status register_state(TrainingState state);
   Decision roll_back();
 
+  // ---- evidence
+  void provide_evidence(EvidenceProviders providers);
+
   Collective& collective_;
   const GuardOptions options_;
   const Policy policy_;
@@ -91,6 +96,7 @@ class StepGuard::Impl {
   TrainingState state_;                     // as registered, and the guard's own
   std::unique_ptr<CheckpointStore> store_;  // when checkpoints are written
   std::optional<std::uint64_t> saved_at_;   // the attempt that the last one was begun at
+  EvidenceProviders providers_;
   bool flight_proven_ = false;              // replicas agreed on what is in flight
   std::string restored_from_;               // name of the generation; "" for none
   std::unique_ptr<StateSweep> sweep_;       // when state is registered
@@ -108,6 +114,11 @@ class StepGuard::Impl {
   Decision decide_on_incident(const Verdict& verdict);
   Incident incident(const Verdict& verdict, const std::vector<Bytes>& reports) const;
   Decision end_attempt(Decision decision, const Verdict& verdict = {});
+
+  Status collect_evidence(const EvidenceOrder& order);  // collective
+  void ask_providers(const EvidenceOrder& order, bool chosen, EvidenceRecorder* recorder);
+  void record_subject(const EvidenceOrder& order, EvidenceRecorder* recorder);
+  Bytes state_evidence(std::uint64_t most_bytes) const;
 
   void begin_sweep_if_due();
   void begin_sweep(StateSweep::Scope scope);

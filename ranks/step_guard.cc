@@ -127,6 +127,9 @@ void StepGuard::begin_update() { impl_->progress(Phase::kUpdate); }
 void StepGuard::end_update() { impl_->progress(Phase::kUpdate); }
 void StepGuard::report_failed_update(std::string_view what) { impl_->log_.set_failed_update(what); }
 Status StepGuard::register_state(TrainingState state) { return impl_->register_state(std::move(state)); }
+void StepGuard::provide_evidence(EvidenceProviders providers) {
+  impl_->provide_evidence(std::move(providers));
+}
 const std::string& StepGuard::restored_from() const { return impl_->restored_from_; }
 Decision StepGuard::roll_back() { return impl_->roll_back(); }
 void StepGuard::finish() { impl_->finish(); }

@@ -32,6 +32,7 @@
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/sample_source.h"
+#include "holdfast/evidence.h"
 #include "holdfast/loss_scaler.h"
 #include "holdfast/scan.h"
 #include "holdfast/sparse_scan.h"
@@ -113,6 +114,10 @@ class StepGuard {
   Status register_state(TrainingState state);
   // Name of the checkpoint that was loaded last; "" for none.
   const std::string& restored_from() const;
+
+  // Local, once, before the first attempt, on every rank: what is kept in RUN_DIR/incidents when an attempt goes wrong.
+  // Without it, nothing is. The registered state is kept, too: see register_state().
+  void provide_evidence(EvidenceProviders providers);
 
   // Collective, after decide() or close() gave ROLL_BACK, in place of finish(): the registered state is that
   // of an earlier checkpoint again, bit for bit, and so are loss scale and budgets. Go on at attempt(), in

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,8 +25,18 @@
 
 namespace holdfast {
 
+class BundleManifest;
+class EvidencePart;
+class EvidenceStore;
 class Policy;
 class RunState;
+
+// What a run is, for its evidence: by name.
+struct RunDescription {
+  std::map<std::string, std::string> configuration;
+  std::map<std::string, std::string> environment;
+  std::vector<std::string> injected;  // faults that are put in on purpose
+};
 
 // A generation that all ranks have loaded.
 struct RestoredState {
@@ -121,6 +132,16 @@ class Coordinator {
   void restore_failed(const Status& why);  // the run ends by it
   void checkpoint_done(const CheckpointNews& news);
 
+  // ---- Evidence; in coordinator_evidence.cc.
+  // From now on what happened is kept in RUN_DIR/incidents, and decisions say what is wanted of whom. Without a record
+  // nothing is.
+  void keep_evidence(RunDescription description);
+  // What the ranks contributed to the incident handled last, of which evidence was wanted. Written in the background.
+  void submit_evidence(std::vector<EvidencePart> parts);
+  void report_evidence();
+  // The run ends: waits for what is being written, as long as the policy says.
+  void finish_evidence();
+
   // The ranks could not agree, or not be told: this rank leaves by itself.
   void run_broken(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, const Decision& decision);
 
@@ -139,6 +160,10 @@ class Coordinator {
   void update_metrics();
   void finish_metrics(StatusCode code);
   void run_ended(std::uint64_t epoch, std::uint64_t attempt, std::uint64_t update, const Decision& decision);
+  // In coordinator_evidence.cc.
+  std::optional<EvidenceOrder> order_evidence(const Incident& incident, const Decision& decision);
+  void describe(const Incident& incident, const Decision& decision, BundleManifest* about) const;
+  void tell_no_evidence(const std::string& why);
   // In coordinator_checkpoints.cc.
   struct Rollback {
     GenerationId to;
@@ -175,6 +200,9 @@ class Coordinator {
   std::vector<GenerationId> generations_;  // on disk, oldest first
   std::optional<Rollback> rollback_;       // decided, not carried out yet
   bool do_not_requeue_ = false;            // the running incident ends the run for good
+  RunDescription description_;
+  std::unique_ptr<EvidenceStore> evidence_;
+  std::unique_ptr<BundleManifest> about_;  // the incident of which evidence is awaited
   bool keeps_record_ = false;
   bool resumed_ = false;
   bool taken_over_ = false;

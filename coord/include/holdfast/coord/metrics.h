@@ -72,6 +72,8 @@ class RunMetrics {
   void count_failed_checkpoint(bool non_finite) { add(&failed_checkpoints_[non_finite ? 1 : 0], 1); }
   // A generation was published that every rank found clean: the state before `attempt`, as of now.
   void set_last_known_good(std::uint64_t attempt);
+  void count_bundle() { add(&bundles_[0], 1); }
+  void count_failed_bundle() { add(&bundles_[1], 1); }
   void count_incident() { add(&incidents_, 1); }
   void count_calibration_skips(std::uint64_t skips) { add(&calibration_skips_, skips); }
   void count_alert(std::string_view rule);
@@ -119,6 +121,7 @@ class RunMetrics {
   std::array<std::array<Number, kClasses>, kStages> skips_made_{};
   Number updates_{0}, ended_{0}, rollbacks_{0}, incidents_{0}, calibration_skips_{0};
   std::array<Number, 2> failed_checkpoints_{};  // could not be written; were not finite
+  std::array<Number, 2> bundles_{};  // published; not written
   Number checkpoints_{0}, last_known_good_{0};
   std::atomic<double> last_known_good_at_{0};  // seconds of the steady clock
   Number epoch_{0}, attempt_{0}, update_{0}, skips_{0}, total_{0}, consecutive_{0};
