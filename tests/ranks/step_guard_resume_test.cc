@@ -112,7 +112,8 @@ TEST(StepGuardResume, AnAbortThatNobodyAnsweredForIsRefusedOnEveryRank) {
   });
 }
 
-// Rank 0 notices in a clean attempt, and all ranks leave in the next.
+// Rank 0 notices in a clean attempt, when it writes, and all ranks leave in the next; or its thread that
+// looks each second was quicker.
 TEST(StepGuardResume, ARunWhoseFolderWasTakenLeavesOnEveryRank) {
   const TempDir temp;
   const std::string policy = std::string(kSkipAnything) + " state_interval_attempts: 1";
@@ -124,8 +125,8 @@ TEST(StepGuardResume, ARunWhoseFolderWasTakenLeavesOnEveryRank) {
       run_guarded(1, resuming(temp / "run", policy),
                   [](StepGuard& other, int) { EXPECT_EQ(other.epoch(), 2u); });
     }
-    EXPECT_TRUE(attempt(guard, [] {}).apply());
-    const Decision decision = attempt(guard, [] {});
+    Decision decision = attempt(guard, [] {});
+    if (decision.apply()) decision = attempt(guard, [] {});
     EXPECT_EQ(decision.exit_code(), 83);
     EXPECT_NE(decision.reason.find("taken over"), std::string::npos);
   });

@@ -21,7 +21,7 @@ namespace holdfast {
 //   RUN_DIR/state budgets: {total, consecutive: {left, limit}}; raised_alerts: names of rules last_incident:
 //   an event, with its name, time, epoch, attempt, reason...; hold: what has to be acknowledged topology: the
 //   map of the job; ranks: [{rank, host, pid, attempt, phase, seconds_ago}], those furthest behind when
-//     they are many; departure: the last line of departures.jsonl of a run that is gone
+//     they are many; departure: its last line in departures.jsonl, of a run that is gone
 //   owner, ticket: of the policy
 Status run_overview(const std::string& run_dir, nlohmann::ordered_json* overview);
 
