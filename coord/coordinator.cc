@@ -30,7 +30,7 @@ Json profile_json(const SkipProfile& profile) {
           {"tensor", most_json(profile.tensor)}};
 }
 
-std::string random_id() {
+std::string new_run_id() {
   std::random_device random;
   std::string id;
   for (int i = 0; i < 4; ++i) id += fmt::format("{:08x}", random());
@@ -47,8 +47,9 @@ Coordinator::Coordinator(const Policy& policy)
       metrics_(rules_.names(), policy.max_total_skips(), policy.max_consecutive_skips()),
       monitor_(metrics_) {
   memory_->set_epoch(1);
+  memory_->set_claimed_epoch(1);
   memory_->set_running(true);
-  memory_->set_run_id(random_id());
+  memory_->set_run_id(new_run_id());
 }
 Coordinator::~Coordinator() = default;
 

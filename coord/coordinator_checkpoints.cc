@@ -22,6 +22,7 @@ void keep_history(const RunState& from, RunState* to) {
   to->set_holder(from.holder());
   to->set_running(from.running());
   to->set_run_id(from.run_id());
+  to->set_claimed_epoch(from.claimed_epoch());
   to->set_incidents(from.incidents());
   to->set_rollbacks(from.rollbacks());
   to->set_fell_back(from.fell_back());

@@ -60,6 +60,7 @@ Status Coordinator::take_up(const std::string& run_dir) {
   if (Status s = events_.open(folder_.events_path()); !s.ok()) return s;
   if (memory_->running()) add_unknown_ending(memory_.get());
   memory_->set_epoch(memory_->epoch() + 1);
+  memory_->set_claimed_epoch(memory_->epoch());
   memory_->set_holder(folder_.holder());
   memory_->set_running(true);
   restore_parts();

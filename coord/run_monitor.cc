@@ -58,6 +58,7 @@ void RunMonitor::start(const std::string& run_dir, const RunState& state, const 
   run_dir_ = run_dir;
   auto mine = std::make_unique<RunState>();
   mine->set_epoch(state.epoch());
+  mine->set_claimed_epoch(state.claimed_epoch());
   mine->set_holder(state.holder());
   mine_ = std::move(mine);
   std::vector<RankReport> silent;

@@ -96,33 +96,27 @@ Status read_state(const std::string& run_dir, RunState* state) {
 
 namespace {
 
-enum class Writer { kClaims, kHolds };
-
-// Who claims a folder finds the earlier run's state in it; who holds it, nobody's but his own.
-std::string other_holder(const std::string& run_dir, const RunState& mine, Writer writer) {
-  RunState on_disk;
-  if (!read_state(run_dir, &on_disk).ok() || on_disk.holder() == mine.holder()) return "";
-  if (writer == Writer::kClaims && on_disk.epoch() < mine.epoch()) return "";
-  return printable(on_disk.holder()) + ", epoch " + std::to_string(on_disk.epoch());
-}
-
-Status replace_state(const std::string& run_dir, const RunState& state, Writer writer) {
-  const auto last_look = [&]() -> Status {
-    const std::string by = other_holder(run_dir, state, writer);
-    if (by.empty()) return Status();
-    return {StatusCode::kRanksDisagree, "another run has taken over " + run_dir + " (" + by + ")"};
-  };
-  return replace_file(state_path(run_dir), fresh_path(run_dir, state), encode(state), last_look);
+// The epoch at which its holder began: going back to a checkpoint counts the epoch up, and gives no right to anything.
+std::uint64_t claimed_epoch(const RunState& state) {
+  return state.has_claimed_epoch() ? state.claimed_epoch() : state.epoch();
 }
 
 }  // namespace
 
 std::string taken_over_by(const std::string& run_dir, const RunState& mine) {
-  return other_holder(run_dir, mine, Writer::kHolds);
+  RunState on_disk;
+  if (!read_state(run_dir, &on_disk).ok() || on_disk.holder() == mine.holder()) return "";
+  if (claimed_epoch(on_disk) < claimed_epoch(mine)) return "";
+  return printable(on_disk.holder()) + ", epoch " + std::to_string(on_disk.epoch());
 }
 
 Status write_state(const std::string& run_dir, const RunState& state) {
-  return replace_state(run_dir, state, Writer::kHolds);
+  const auto last_look = [&]() -> Status {
+    const std::string by = taken_over_by(run_dir, state);
+    if (by.empty()) return Status();
+    return {StatusCode::kRanksDisagree, "another run has taken over " + run_dir + " (" + by + ")"};
+  };
+  return replace_file(state_path(run_dir), fresh_path(run_dir, state), encode(state), last_look);
 }
 
 Status claim_state(const std::string& run_dir, const RunState& state) {
@@ -131,7 +125,7 @@ Status claim_state(const std::string& run_dir, const RunState& state) {
   // state when it looks.
   constexpr int kMostTries = 8;
   for (int i = 0; i < kMostTries; ++i) {
-    if (Status s = replace_state(run_dir, state, Writer::kClaims); !s.ok()) return s;
+    if (Status s = write_state(run_dir, state); !s.ok()) return s;
     remove_fresh_files(run_dir);
     std::string bytes;
     if (!read_whole(state_path(run_dir), kLargestState, &bytes) && bytes == encode(state)) return Status();

@@ -10,6 +10,7 @@ namespace holdfast::train {
 namespace {
 
 constexpr int kClasses = 10;
+constexpr std::int64_t kSide = 28;  // pixels
 // Mean and deviation of the training pixels, scaled to 0..1.
 constexpr float kPixelMean = 0.2860f;
 constexpr float kPixelDeviation = 0.3530f;
@@ -28,18 +29,20 @@ struct Net : torch::nn::Module {
     return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).stride(2).padding(1).bias(false));
   }
 
-  torch::Tensor forward(torch::Tensor x, const NaturalFaults& faults) {
+  torch::Tensor forward(torch::Tensor x, const NaturalFaults& faults, LayerTap* tap = nullptr) {
     // norm1 and conv2 are linear in their weights, so this is what overgrown ones would make.
     const float growth = faults.on(NaturalFault::kActivationOverflow) ? kOvergrowth : 1.0f;
-    x = torch::relu(norm1(conv1(x)));
+    x = tapped(conv1(x), "conv1", tap);
+    x = torch::relu(tapped(norm1(x), "norm1", tap));
     if (growth != 1.0f) x = x * growth;
-    x = conv2(x);
+    x = tapped(conv2(x), "conv2", tap);
     if (growth != 1.0f) x = x * growth;
-    x = dropout(torch::relu(norm2(x)).flatten(1));
+    x = dropout(torch::relu(tapped(norm2(x), "norm2", tap)).flatten(1));
     // Dropped or not, the slope of the root at 0 meets the gradient: 0 x Inf. ReLU would hide that again, but
     // not where it was dropout that made the 0.
     if (faults.on(NaturalFault::kDroppedSquareRoot)) x = torch::where(x > 0, torch::sqrt(x), 0.0f);
-    return classifier(x);
+    x = tapped(x, "features", tap);
+    return tapped(classifier(x), "classifier", tap);
   }
 
   // A unit of norm2 that ReLU always closes: neither it nor its weights on either side get a gradient.
@@ -78,7 +81,7 @@ class FashionMnist final : public Workload {
     return train_.labels[static_cast<std::size_t>(sample_id)];
   }
   std::int64_t test_samples() const override { return test_.count; }
-  std::int64_t input_elements(std::int64_t batch) const override { return batch * train_.rows * train_.cols; }
+  std::int64_t input_elements(std::int64_t batch) const override { return batch * kSide * kSide; }
   std::int64_t output_elements(std::int64_t batch) const override { return batch * kClasses; }
 
   void load(std::span<const std::int64_t> sample_ids, std::uint64_t rng_key) override {
@@ -88,12 +91,24 @@ class FashionMnist final : public Workload {
     if (faults_.on(NaturalFault::kEmptyTargetMask)) target_.fill_(kNoTarget);
   }
 
+  std::vector<BatchTensor> batch_tensors() override {
+    return {batch_tensor("images", input_), batch_tensor("labels", target_)};
+  }
+
+  Status load_recorded(const std::vector<RecordedTensor>& batch, std::uint64_t rng_key) override {
+    torch::manual_seed(rng_key);
+    if (Status s = from_record(batch, "images", torch::empty({1, 1, kSide, kSide}), &input_); !s.ok()) return s;
+    return from_record(batch, "labels", torch::empty({1}, torch::kInt64), &target_);
+  }
+
   std::span<float> input() override { return floats(input_); }
 
   void forward() override {
     net_->train();
-    output_ = net_->forward(input_, faults_);
+    output_ = net_->forward(input_, faults_, tap_);
   }
+
+  void set_tap(LayerTap* tap) override { tap_ = tap; }
 
   std::span<float> output() override { return floats(output_); }
 
@@ -172,6 +187,7 @@ class FashionMnist final : public Workload {
   FlatParameters flat_;
   std::vector<MutableBuffer> buffers_;
   NaturalFaults faults_;
+  LayerTap* tap_ = nullptr;
   torch::Tensor input_;
   torch::Tensor target_;
   torch::Tensor output_;
@@ -183,9 +199,13 @@ class FashionMnist final : public Workload {
 Status make_fashion_mnist(const std::string& data_dir, std::uint64_t seed, std::unique_ptr<Workload>* out) {
   ImageDataset train;
   ImageDataset test;
+  if (data_dir.empty()) {
+    *out = std::make_unique<FashionMnist>(std::move(train), std::move(test), seed);
+    return Status();
+  }
   if (Status s = load_idx(data_dir, "train", kClasses, &train); !s.ok()) return s;
   if (Status s = load_idx(data_dir, "t10k", kClasses, &test); !s.ok()) return s;
-  if (train.rows != 28 || train.cols != 28 || test.rows != 28 || test.cols != 28) {
+  if (train.rows != kSide || train.cols != kSide || test.rows != kSide || test.cols != kSide) {
     return Status::usage(data_dir + ": images are not 28 x 28 pixels");
   }
   *out = std::make_unique<FashionMnist>(std::move(train), std::move(test), seed);

@@ -123,12 +123,13 @@ struct Transformer : torch::nn::Module {
   }
 
   // From the embedded text to the logits. Faults strike the first block.
-  torch::Tensor forward(torch::Tensor x, const NaturalFaults& faults) {
+  torch::Tensor forward(torch::Tensor x, const NaturalFaults& faults, LayerTap* tap = nullptr) {
     x = dropout(x);
     for (std::size_t i = 0; i < blocks->size(); ++i) {
-      x = blocks->at<Block>(i).forward(x, i == 0 ? faults : NaturalFaults());
+      const std::string name = "blocks." + std::to_string(i);
+      x = tapped(blocks->at<Block>(i).forward(x, i == 0 ? faults : NaturalFaults()), name, tap);
     }
-    return head(norm(x));
+    return tapped(head(tapped(norm(x), "norm", tap)), "head", tap);
   }
 
   torch::nn::Embedding token_embedding;
@@ -171,11 +172,32 @@ class Gpt final : public Workload {
     torch::manual_seed(rng_key);
     std::vector<TextWindow> windows;
     for (const std::int64_t id : sample_ids) windows.push_back(text_.training_window(id));
-    const Batch batch = rows(windows);
-    targets_ = batch.targets;
-    if (faults_.on(NaturalFault::kEmptyTargetMask)) targets_.fill_(kNoTarget);
+    batch_ = rows(windows);
+    if (faults_.on(NaturalFault::kEmptyTargetMask)) batch_.targets.fill_(kNoTarget);
+    embed();
+  }
+
+  std::vector<BatchTensor> batch_tensors() override {
+    return {batch_tensor("tokens", batch_.tokens), batch_tensor("targets", batch_.targets)};
+  }
+
+  Status load_recorded(const std::vector<RecordedTensor>& batch, std::uint64_t rng_key) override {
+    torch::manual_seed(rng_key);
+    const torch::Tensor wanted = torch::empty({1, text_.context}, torch::kInt64);
+    if (Status s = from_record(batch, "tokens", wanted, &batch_.tokens); !s.ok()) return s;
+    if (Status s = from_record(batch, "targets", wanted, &batch_.targets); !s.ok()) return s;
+    const bool in_range = batch_.tokens.ge(0).logical_and(batch_.tokens.lt(kBytes)).all().item<bool>() &&
+                          batch_.targets.ge(kNoTarget).logical_and(batch_.targets.lt(kBytes)).all().item<bool>();
+    if (!in_range) return Status::usage("the record holds tokens that are no bytes");
+    embed();
+    return Status();
+  }
+
+  void set_tap(LayerTap* tap) override { tap_ = tap; }
+
+  void embed() {
     net_->train();
-    input_ = net_->embed(batch.tokens);
+    input_ = net_->embed(batch_.tokens);
     if (faults_.on(NaturalFault::kCorruptRecord)) {
       // A short record is to be as strong as a full one, but the length of the last one reads 0.
       torch::Tensor fill = torch::ones({input_.size(0), 1, 1});
@@ -185,11 +207,11 @@ class Gpt final : public Workload {
   }
 
   std::span<float> input() override { return floats(input_); }
-  void forward() override { output_ = net_->forward(input_, faults_); }
+  void forward() override { output_ = net_->forward(input_, faults_, tap_); }
   std::span<float> output() override { return floats(output_); }
 
   void compute_loss(double denominator) override {
-    loss_ = sum_of_losses_of(output_, targets_) / denominator;
+    loss_ = sum_of_losses_of(output_, batch_.targets) / denominator;
   }
   std::span<float, 1> loss() override { return std::span<float, 1>(loss_.data_ptr<float>(), 1); }
 
@@ -253,7 +275,8 @@ class Gpt final : public Workload {
   const std::shared_ptr<Transformer> net_;
   FlatParameters flat_;
   NaturalFaults faults_;
-  torch::Tensor targets_;
+  LayerTap* tap_ = nullptr;
+  Batch batch_;
   torch::Tensor input_;
   torch::Tensor output_;
   torch::Tensor loss_;
@@ -272,6 +295,11 @@ Status make_gpt(const std::vector<std::string>& paths, std::uint64_t seed, const
     return Status::usage("gpt: dropout " + std::to_string(options.dropout) + ", must be in [0, 1)");
   }
   TextDataset text;
+  text.context = options.context;
+  if (paths.empty()) {
+    *out = std::make_unique<Gpt>(std::move(text), seed, options);
+    return Status();
+  }
   if (Status s = load_text(paths, options.context, &text); !s.ok()) return s;
   *out = std::make_unique<Gpt>(std::move(text), seed, options);
   return Status();

@@ -27,6 +27,49 @@ torch::nn::functional::CrossEntropyFuncOptions sum_of_losses() {
   return torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum).ignore_index(kNoTarget);
 }
 
+torch::Tensor tapped(torch::Tensor x, const std::string& layer, LayerTap* tap) {
+  if (tap == nullptr) return x;
+  const auto show = [](const torch::Tensor& tensor, auto&& to) {
+    const torch::Tensor dense = tensor.detach().contiguous();
+    to(std::span<const float>(dense.data_ptr<float>(), static_cast<std::size_t>(dense.numel())));
+  };
+  show(x, [&](std::span<const float> values) { tap->activation(layer, values); });
+  if (x.requires_grad()) {
+    x.register_hook([=](const torch::Tensor& gradient) {
+      show(gradient, [&](std::span<const float> values) { tap->gradient(layer, values); });
+      return gradient;
+    });
+  }
+  return x;
+}
+
+BatchTensor batch_tensor(const char* name, const torch::Tensor& tensor) {
+  BatchTensor out{name, {}, {tensor.sizes().begin(), tensor.sizes().end()}};
+  const DType dtype = tensor.scalar_type() == torch::kInt64 ? DType::kInt64 : DType::kFloat32;
+  out.view = TensorView::contiguous(tensor.data_ptr(), dtype, tensor.numel());
+  return out;
+}
+
+Status from_record(const std::vector<RecordedTensor>& batch, const char* name, const torch::Tensor& wanted,
+                   torch::Tensor* out) {
+  const DType dtype = wanted.scalar_type() == torch::kInt64 ? DType::kInt64 : DType::kFloat32;
+  for (const RecordedTensor& tensor : batch) {
+    if (tensor.name != name) continue;
+    const std::vector<std::int64_t>& shape = tensor.shape;
+    bool fits = tensor.dtype == dtype && static_cast<std::int64_t>(shape.size()) == wanted.dim() && !shape.empty();
+    std::int64_t elements = fits ? shape[0] : 0;
+    for (std::size_t i = 1; fits && i < shape.size(); ++i) {
+      fits = shape[i] == wanted.size(static_cast<std::int64_t>(i));
+      elements *= shape[i];
+    }
+    if (!fits || static_cast<std::int64_t>(tensor.bytes.size()) != elements * dtype_size(dtype)) break;
+    *out = torch::empty(shape, wanted.options());
+    std::memcpy(out->data_ptr(), tensor.bytes.data(), tensor.bytes.size());
+    return Status();
+  }
+  return Status::usage(std::string("the record has no tensor '") + name + "' that fits this model");
+}
+
 std::string torch_rng_state() {
   const torch::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
   return {static_cast<const char*>(state.data_ptr()), state.nbytes()};

@@ -10,6 +10,7 @@
 
 #include "holdfast/step_guard.h"
 #include "train/natural_fault.h"
+#include "train/workload.h"
 
 namespace holdfast::train {
 
@@ -25,6 +26,14 @@ std::span<float> floats(torch::Tensor& tensor);
 
 // For cross_entropy: a sum over the targets, without those that are kNoTarget.
 torch::nn::functional::CrossEntropyFuncOptions sum_of_losses();
+
+// `x`, after it was shown to `tap` (null: nobody), and its gradient will be.
+torch::Tensor tapped(torch::Tensor x, const std::string& layer, LayerTap* tap);
+
+// A tensor of a batch for a record, and back. `wanted` gives dtype and, but for the first dimension, shape.
+BatchTensor batch_tensor(const char* name, const torch::Tensor& tensor);
+Status from_record(const std::vector<RecordedTensor>& batch, const char* name, const torch::Tensor& wanted,
+                   torch::Tensor* out);
 
 // The state of the default CPU generator, as bytes.
 std::string torch_rng_state();

@@ -10,6 +10,8 @@
 #include "holdfast/step_guard.h"
 #include "train/attempt_times.h"
 #include "train/gradient_bucket.h"
+#include "train/incident_evidence.h"
+#include "train/local_attempt.h"
 #include "train/prepare.h"
 #include "train/replica.h"
 #include "train/sampler.h"
@@ -18,7 +20,7 @@
 namespace holdfast::train {
 namespace {
 
-class Trainer {
+class Trainer final : AttemptWatcher {
  public:
   // `guard` is null with --guard off.
   Trainer(const Options& options, MPI_Comm communicator, Collective& collective, Preparation& prepared,
@@ -30,6 +32,7 @@ class Trainer {
         guard_(guard),
         faults_(prepared.faults, collective.rank()),
         natural_faults_(prepared.natural_faults),
+        local_(workload_, faults_, natural_faults_),
         sampler_(options.seed, workload_.training_samples(), rank(), collective.size(), options.batch,
                  options.accumulate),
         rank_0_sampler_(options.seed, workload_.training_samples(), 0, collective.size(), options.batch,
@@ -41,6 +44,7 @@ class Trainer {
     if (guard_ == nullptr) return;
     take_position();
     if (rank() == 0) keep_ledger();
+    guard_->provide_evidence(evidence_providers(options_, collective_.size(), workload_, local_, plan_, update_scale_));
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
@@ -143,7 +147,7 @@ class Trainer {
   Decision one_attempt() {
     begin();
     choose_samples();
-    for (int m = 0; m < options_.accumulate; ++m) micro_batch(m);
+    local_.run(plan_, *this);
     finish_own_gradients();
     reduce_gradients();
     inspect_reduced();
@@ -162,7 +166,7 @@ class Trainer {
     if (omitted()) buffers_before_ = replica_.packed_buffers();
     bucket_.clear();
     loss_ = 0.0;
-    loss_scale_ = guard_ != nullptr ? guard_->loss_scale() : 1.0;
+    plan_.loss_scale = guard_ != nullptr ? guard_->loss_scale() : 1.0;
     if (options_.print_rates) {
       say(fmt::format("rate attempt={} update={} learning_rate={}", attempt_, replica_.updates(),
                       learning_rate()));
@@ -172,69 +176,50 @@ class Trainer {
   // The samples of all micro-batches, and what the loss divides by: with the global denominator the mean over
   // every rank's targets, whatever their share of them is.
   void choose_samples() {
-    samples_.resize(static_cast<std::size_t>(options_.accumulate));
+    plan_.attempt = attempt_;
+    plan_.rank = rank();
+    plan_.samples.resize(static_cast<std::size_t>(options_.accumulate));
+    plan_.rng_keys.resize(static_cast<std::size_t>(options_.accumulate));
     std::int64_t targets = 0;
     run_stage(Stage::kInput, [&] {
       for (int m = 0; m < options_.accumulate; ++m) {
-        set_natural_faults(m, true);
+        local_.set_natural_faults(plan_, m, true);
         Sampler& sampler = sum_overflow_due() ? rank_0_sampler_ : sampler_;
-        sampler.batch(attempt_, m, &samples_[static_cast<std::size_t>(m)]);
-        targets += workload_.targets(samples_[static_cast<std::size_t>(m)]);
-        set_natural_faults(m, false);
+        const auto at = static_cast<std::size_t>(m);
+        sampler.batch(attempt_, m, &plan_.samples[at]);
+        plan_.rng_keys[at] = rng_key(options_.seed, sum_overflow_due() ? 0 : rank(), attempt_, m);
+        targets += workload_.targets(plan_.samples[at]);
+        local_.set_natural_faults(plan_, m, false);
       }
     });
     if (guard_ != nullptr) guard_->annotate("targets", targets);
     if (options_.local_denominator) {
-      denominator_ = static_cast<double>(targets);
+      plan_.denominator = static_cast<double>(targets);
     } else if (workload_.variable_targets()) {
       MPI_Allreduce(MPI_IN_PLACE, &targets, 1, MPI_INT64_T, MPI_SUM, communicator_);
-      denominator_ = static_cast<double>(targets) / collective_.size();
+      plan_.denominator = static_cast<double>(targets) / collective_.size();
     } else {
-      denominator_ = static_cast<double>(options_.batch * options_.accumulate);
+      plan_.denominator = static_cast<double>(options_.batch * options_.accumulate);
     }
   }
 
-  void micro_batch(int m) {
-    if (guard_ != nullptr) guard_->micro_batch(m);
-    set_natural_faults(m, true);
-    const auto corrupt = [&](Stage stage, std::string_view tensor, std::span<float> values) {
-      faults_.corrupt(stage, attempt_, m, tensor, values.data(), static_cast<std::int64_t>(values.size()));
-    };
-    const bool loaded = run_stage(Stage::kInput, [&] {
-      faults_.at(Stage::kInput, attempt_, m);
-      const int rng_rank = sum_overflow_due() ? 0 : rank();
-      workload_.load(samples_[static_cast<std::size_t>(m)], rng_key(options_.seed, rng_rank, attempt_, m));
-      corrupt(Stage::kInput, "input", workload_.input());
-    });
-    if (loaded) observe(Stage::kInput, "input", workload_.input());
-
-    const bool forwarded = run_stage(Stage::kForward, [&] {
-      faults_.at(Stage::kForward, attempt_, m);
-      workload_.forward();
-      corrupt(Stage::kForward, "output", workload_.output());
-    });
-    if (forwarded) observe(Stage::kForward, "output", workload_.output());
-
-    const bool judged = run_stage(Stage::kLoss, [&] {
-      faults_.at(Stage::kLoss, attempt_, m);
-      workload_.compute_loss(denominator_);
-      corrupt(Stage::kLoss, "loss", workload_.loss());
-    });
-    if (judged) observe_loss(workload_.loss()[0]);
-
-    run_stage(Stage::kBackward, [&] {
-      faults_.at(Stage::kBackward, attempt_, m);
-      workload_.backward(static_cast<float>(loss_scale_));
-      for (const BucketSlice& slice : workload_.layout())
-        corrupt(Stage::kBackward, slice.tensor, gradient(slice));
-    });
-    set_natural_faults(m, false);
+  // ---- what LocalAttempt shows, with or without the guard
+  bool run(Stage stage, const std::function<void()>& body) override { return run_stage(stage, body); }
+  void micro_batch(int index) override {
+    if (guard_ != nullptr) guard_->micro_batch(index);
+  }
+  void tensor(Stage stage, std::string_view name, std::span<const float> values) override {
+    if (guard_ != nullptr) guard_->observe(stage, name, TensorView::of(values));
+  }
+  void loss(float value) override {
+    loss_ += static_cast<double>(value);
+    if (guard_ != nullptr) guard_->observe_loss(static_cast<double>(value));
   }
 
   // In the precision in which they will be reduced.
   void finish_own_gradients() {
     if (guard_ != nullptr) guard_->micro_batch(StepGuard::kWholeWindow);
-    if (sum_overflow_due()) grow_to_the_limit();
+    if (sum_overflow_due()) grow_to_the_limit(workload_.gradients(), options_.dtype());
     if (guard_ == nullptr || !guard_->healthy()) return bucket_.pack();
     for (const BucketSlice& slice : workload_.layout()) {
       guard_->observe_measured(Stage::kBackward, slice.tensor, bucket_.pack_and_scan(slice));
@@ -261,7 +246,7 @@ class Trainer {
     reduced_.clear();
     Probe whole;
     for (const BucketSlice& slice : workload_.layout()) {
-      const Probe probe = bucket_.unpack_and_scan(slice, static_cast<float>(1.0 / loss_scale_));
+      const Probe probe = bucket_.unpack_and_scan(slice, static_cast<float>(1.0 / plan_.loss_scale));
       whole.bad += probe.bad;
       whole.abs_max = std::max(whole.abs_max, probe.abs_max);
       whole.squares += probe.squares;
@@ -368,36 +353,10 @@ class Trainer {
     return true;
   }
 
-  void observe(Stage stage, std::string_view tensor, std::span<const float> elements) {
-    if (guard_ != nullptr) guard_->observe(stage, tensor, TensorView::of(elements));
-  }
-
-  void observe_loss(float loss) {
-    loss_ += static_cast<double>(loss);
-    if (guard_ != nullptr) guard_->observe_loss(static_cast<double>(loss));
-  }
-
-  void set_natural_faults(int m, bool on) {
-    for (const NaturalFaultSpec& spec : natural_faults_) {
-      if (spec.sum_overflow() || spec.fault == NaturalFault::kDeadUnit || !spec.due(rank(), attempt_, m))
-        continue;
-      workload_.set_fault(*spec.fault, on);
-    }
-  }
-
   bool sum_overflow_due() const {
     return std::ranges::any_of(natural_faults_, [&](const NaturalFaultSpec& spec) {
       return spec.sum_overflow() && spec.due(rank(), attempt_, spec.micro);
     });
-  }
-
-  // As if the loss scale were as large as this rank's gradients alone can bear: the largest magnitude comes
-  // to lie in the upper half of what the type holds, so that two of it do not fit.
-  void grow_to_the_limit() {
-    const double abs_max = scan(TensorView::of(workload_.gradients())).abs_max;
-    if (abs_max == 0) return;
-    const double growth = std::exp2(std::floor(std::log2(dtype_largest(options_.dtype()) / abs_max)));
-    for (float& value : workload_.gradients()) value = static_cast<float>(value * growth);
   }
 
   bool omitted() const { return std::ranges::count(options_.omitted_updates, attempt_) != 0; }
@@ -460,6 +419,7 @@ class Trainer {
   StepGuard* const guard_;
   FaultInjector faults_;
   const std::vector<NaturalFaultSpec> natural_faults_;
+  LocalAttempt local_;
   Sampler sampler_;
   Sampler rank_0_sampler_;         // for sum-overflow, in which every rank has the same batch
   const std::uint64_t data_ends_;  // this rank has batches for so many attempts; 0 for ever
@@ -471,9 +431,7 @@ class Trainer {
   std::uint64_t skips_ = 0;
 
   // Of the running attempt.
-  std::vector<std::vector<std::int64_t>> samples_;  // by micro-batch
-  double denominator_ = 1.0;
-  double loss_scale_ = 1.0;
+  AttemptPlan plan_;
   double loss_ = 0.0;           // of this rank; after the reduction the mean over the ranks
   double gradient_norm_ = 0.0;  // unscaled; NaN when the reduced gradient is not finite
   UpdateScale update_scale_;

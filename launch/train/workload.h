@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "holdfast/step_guard.h"
@@ -18,6 +19,29 @@ struct MutableBuffer {
   void* data = nullptr;
   std::size_t bytes = 0;
   bool is_fp32 = false;  // else integers
+};
+
+// One of the tensors that a loaded micro-batch consists of, such as images and labels.
+struct BatchTensor {
+  std::string name;
+  TensorView view;                  // `shape` refers to `shape` below
+  std::vector<std::int64_t> shape;
+};
+
+// One of those, from a record.
+struct RecordedTensor {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape;
+  std::string bytes;
+};
+
+// Sees what each layer makes, and the gradient that it gets.
+class LayerTap {
+ public:
+  virtual ~LayerTap() = default;
+  virtual void activation(std::string_view layer, std::span<const float> values) = 0;
+  virtual void gradient(std::string_view layer, std::span<const float> values) = 0;
 };
 
 // Over held-out targets; adds over ranks.
@@ -58,6 +82,9 @@ class Workload {
 
   // Everything random in the next micro-batch follows from `rng_key`.
   virtual void load(std::span<const std::int64_t> sample_ids, std::uint64_t rng_key) = 0;
+  // What load() took from the data set; and load() with that in place of it. USAGE for what does not fit.
+  virtual std::vector<BatchTensor> batch_tensors() = 0;
+  virtual Status load_recorded(const std::vector<RecordedTensor>& batch, std::uint64_t rng_key) = 0;
   virtual std::span<float> input() = 0;
   virtual void forward() = 0;
   virtual std::span<float> output() = 0;
@@ -66,6 +93,9 @@ class Workload {
   virtual std::span<float, 1> loss() = 0;
   // Adds `scale` times the loss's gradient to gradients().
   virtual void backward(float scale) = 0;
+
+  // While it is set, forward() and backward() show it each layer. Null takes it away.
+  virtual void set_tap(LayerTap* tap) = 0;
 
   // Held-out samples [begin, end), with the statistics as they are.
   virtual Score evaluate(std::int64_t begin, std::int64_t end) = 0;

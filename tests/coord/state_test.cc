@@ -68,9 +68,12 @@ TEST(State, OfARunThatWasTakenOverIsNotWritten) {
   EXPECT_EQ(taken_over_by(temp.path(), state_of(1, "old")), "n\\x1b, epoch 2");
   EXPECT_EQ(taken_over_by(temp.path(), state_of(2, "other")), "n\\x1b, epoch 2");
   // A run that went back to a checkpoint counted its own epoch up; that gives it no right to the folder.
-  EXPECT_EQ(taken_over_by(temp.path(), state_of(3, "old")), "n\\x1b, epoch 2");
+  RunState went_back = state_of(3, "old");
+  went_back.set_claimed_epoch(1);
+  EXPECT_EQ(taken_over_by(temp.path(), went_back), "n\\x1b, epoch 2");
+  EXPECT_EQ(taken_over_by(temp.path(), state_of(3, "other")), "") << "one that is about to claim it";
   const std::string before = read_file(temp / "state");
-  EXPECT_EQ(write_state(temp.path(), state_of(3, "old")).code(), StatusCode::kRanksDisagree);
+  EXPECT_EQ(write_state(temp.path(), went_back).code(), StatusCode::kRanksDisagree);
   EXPECT_EQ(write_state(temp.path(), state_of(1, "old")).code(), StatusCode::kRanksDisagree);
   EXPECT_EQ(claim_state(temp.path(), state_of(2, "other")).code(), StatusCode::kRanksDisagree);
   EXPECT_EQ(read_file(temp / "state"), before);

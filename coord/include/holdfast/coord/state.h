@@ -19,7 +19,7 @@ std::string state_path(const std::string& run_dir);
 Status read_state(const std::string& run_dir, RunState* state);
 
 // Who has taken the run over from `mine`, which holds it, by the state on disk: its holder and epoch. "" when
-// nobody has, or when there is no state to read. Not before claim_state().
+// nobody has, or when there is no state to read.
 std::string taken_over_by(const std::string& run_dir, const RunState& mine);
 
 // Replaces it, durably, mode 0600. Only who holds the run folder's lock may. RANKS_DISAGREE when another run
