@@ -24,14 +24,16 @@ class BundleManifest;
 class EvidencePart;
 
 struct EvidenceOptions {
-  std::uint64_t full_incidents = 3;                          // with tensors; later ones are compact
-  std::uint64_t bundle_quota_bytes = std::uint64_t{256} << 20;  // of one bundle
-  std::uint64_t run_quota_bytes = std::uint64_t{2} << 30;       // of all bundles of the run
-  std::uint64_t most_bundles = 1000;                         // compact ones included
+  std::uint64_t full_incidents = 3;                             // with tensors; later ones are compact
+  std::uint64_t bundle_quota_bytes = std::uint64_t{256} << 20;  // of the tensors of one bundle
+  // Of all files of all bundles of the run. Once it is used up, bundles are compact ones: so it is exceeded
+  // by no more than the texts of `most_bundles`.
+  std::uint64_t run_quota_bytes = std::uint64_t{2} << 30;
+  std::uint64_t most_bundles = 1000;  // compact ones included; later ones are refused
 };
 
 struct BundleOutcome {
-  GenerationId id;         // epoch and attempt of the incident; its name is the folder's
+  GenerationId id;  // epoch and attempt of the incident; its name is the folder's
   bool published = false;
   bool compact = false;
   std::string content_id;  // "training-incident-evidence@sha256:<hex>"
@@ -43,20 +45,25 @@ struct BundleOutcome {
 // On rank 0. Used by one thread; writes on another.
 class EvidenceStore {
  public:
-  // Makes `incidents`, counts what is there already, and removes what a killed run left half-written. INTERNAL when that
-  // fails: the run goes on without evidence.
+  // Makes `incidents`, counts what is there already, and removes what a killed run left half-written.
+  // INTERNAL when that fails: the run goes on without evidence.
   static Status create(FileSystem& files, const std::string& incidents, const EvidenceOptions& options,
                        std::unique_ptr<EvidenceStore>* out);
   ~EvidenceStore();  // waits for what is being written
 
-  // Whether the next bundle is one with tensors: then what the ranks contribute is worth sending. How many bytes of
-  // tensors it may hold.
+  // Whether the next bundle is one with tensors: then what the ranks contribute is worth sending. How many
+  // bytes of tensors it may hold.
   bool next_is_full() const;
   std::uint64_t tensor_bytes_left() const;
 
-  // Takes the parts, with their tensors' data, and writes the bundle in the background. `about` is what is known of the
-  // incident, without `parts` and `files`. When a bundle is still being written and another waits, this one is refused,
-  // in an outcome, and never waits.
+  // Takes the parts, with their tensors' data, and writes the bundle in the background. `about` is what is
+  // known of the incident, without `parts` and `files`; with `compact` set, its tensors are left out. When a
+  // bundle is still being written and another waits, this one is refused, in an outcome, and never waits.
+  //
+  // Tensors beyond the quotas or the room on disk are left out, those of STATE first, then SEEN, then BATCH,
+  // the largest first: they are in `omitted` of their part. So are those that are no tensors of the
+  // safetensors format. The others are in the manifest by their part, larger elements first. Strings that are
+  // no UTF-8 are made so.
   void submit(BundleManifest about, std::vector<EvidencePart> parts);
 
   std::vector<BundleOutcome> take_outcomes();
