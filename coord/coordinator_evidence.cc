@@ -55,7 +55,8 @@ std::vector<int> choose_ranks(const Incident& incident, std::size_t most) {
   return chosen;
 }
 
-void put_named(const std::map<std::string, std::string>& values, google::protobuf::RepeatedPtrField<Named>* to) {
+void put_named(const std::map<std::string, std::string>& values,
+               google::protobuf::RepeatedPtrField<Named>* to) {
   for (const auto& [name, value] : values) {
     Named* named = to->Add();
     named->set_name(name);
@@ -73,8 +74,8 @@ void Coordinator::keep_evidence(RunDescription description) {
   description_ = std::move(description);
   if (!keeps_record_ || evidence_) return;
   const Policy::Evidence& policy = policy_->evidence();
-  const EvidenceOptions options{policy.full_incidents(), policy.bundle_quota_bytes(), policy.run_quota_bytes(),
-                                policy.max_bundles()};
+  const EvidenceOptions options{policy.full_incidents(), policy.bundle_quota_bytes(),
+                                policy.run_quota_bytes(), policy.max_bundles()};
   const Status made =
       EvidenceStore::create(real_file_system(), folder_.path() + "/incidents", options, &evidence_);
   if (!made.ok()) tell_no_evidence(made.message());
@@ -86,7 +87,8 @@ void Coordinator::tell_no_evidence(const std::string& why) {
 }
 
 std::optional<EvidenceOrder> Coordinator::order_evidence(const Incident& incident, const Decision& decision) {
-  if (!evidence_ || incident.closing || decision.action == Action::kStop || is_calibration(*policy_, incident)) {
+  if (!evidence_ || incident.closing || decision.action == Action::kStop ||
+      is_calibration(*policy_, incident)) {
     return std::nullopt;
   }
   if (kind_name(incident.verdict.kind)[0] == '\0') return std::nullopt;
@@ -180,7 +182,8 @@ void Coordinator::submit_evidence(std::vector<EvidencePart> parts) {
 void Coordinator::report_evidence() {
   if (!evidence_) return;
   for (const BundleOutcome& outcome : evidence_->take_outcomes()) {
-    Json fields = {{"epoch", outcome.id.epoch}, {"attempt", outcome.id.attempt}, {"bundle", outcome.id.name()}};
+    Json fields = {
+        {"epoch", outcome.id.epoch}, {"attempt", outcome.id.attempt}, {"bundle", outcome.id.name()}};
     if (!outcome.published) {
       metrics_.count_failed_bundle();
       fields["reason"] = outcome.reason;

@@ -96,7 +96,8 @@ Status read_state(const std::string& run_dir, RunState* state) {
 
 namespace {
 
-// The epoch at which its holder began: going back to a checkpoint counts the epoch up, and gives no right to anything.
+// The epoch at which its holder began: going back to a checkpoint counts the epoch up, and gives no right to
+// anything.
 std::uint64_t claimed_epoch(const RunState& state) {
   return state.has_claimed_epoch() ? state.claimed_epoch() : state.epoch();
 }

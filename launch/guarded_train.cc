@@ -10,6 +10,7 @@
 
 #include "holdfast/collectives/mpi_collective.h"
 #include "train/options.h"
+#include "train/replay.h"
 #include "train/trainer.h"
 
 namespace {
@@ -48,6 +49,11 @@ int main(int argc, char** argv) {
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   try {
+    if (parsed.ok() && !options.replay.empty()) {
+      const int code = static_cast<int>(holdfast::train::replay(options));
+      MPI_Finalize();
+      return code;
+    }
     const Ending ending = guarded_train(options, parsed);
     if (!ending.agreed) leave_alone(ending.status.exit_code());
     MPI_Finalize();

@@ -35,11 +35,12 @@ void AttemptLog::clear() {
     tally.tensors = tally.elements = 0;
     tally.bad = BadCounts();
     tally.abs_max = 0;
+    tally.dtype.reset();
   }
 }
 
 // Names are written over those of the attempt before, so that a clean attempt allocates nothing.
-void AttemptLog::count(Stage stage, std::string_view tensor, const Probe& probe) {
+void AttemptLog::count(Stage stage, std::string_view tensor, const Probe& probe, DType dtype) {
   StageTally& tally = tallies_[static_cast<std::size_t>(stage)];
   if (tally.tensors < tally.names.size()) {
     tally.names[tally.tensors].assign(tensor);
@@ -50,10 +51,12 @@ void AttemptLog::count(Stage stage, std::string_view tensor, const Probe& probe)
   tally.elements += probe.count;
   tally.bad += probe.bad;
   tally.abs_max = std::max(tally.abs_max, probe.abs_max);
+  if (!tally.dtype || dtype_largest(dtype) > dtype_largest(*tally.dtype)) tally.dtype = dtype;
 }
 
-void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset) {
-  count(stage, tensor, probe);
+void AttemptLog::add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset,
+                     DType dtype) {
+  count(stage, tensor, probe, dtype);
   if (probe.finite()) return;
   record_.add_bad(stage, probe.bad);
   // Later stages are full of what an earlier one started; each stage keeps its own first tensors.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,7 @@ struct StageTally {
   std::uint64_t elements = 0;
   BadCounts bad;
   double abs_max = 0;
+  std::optional<DType> dtype;      // the one that holds the largest values
   std::vector<std::string> names;  // of the first ones; longer than `tensors` when an attempt before had more
 };
 
@@ -31,7 +33,7 @@ class AttemptLog {
   void claim(const Agreement& agreement) { view_.agreement = agreement; }
   void micro_batch(int index) { micro_batch_ = index; }
   // `offset` is where the probed elements begin in `tensor`.
-  void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
+  void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset, DType dtype);
   void add_loss(double loss);                          // of one micro-batch; their mean is reported
   void set_error(Stage stage, std::string_view what);  // the first one counts
   // Both survive clear(): they belong to an update that was already applied.
@@ -63,7 +65,7 @@ class AttemptLog {
  private:
   bool bad_of_its_own_making() const;
 
-  void count(Stage stage, std::string_view tensor, const Probe& probe);
+  void count(Stage stage, std::string_view tensor, const Probe& probe, DType dtype);
 
   Record record_;
   RankView view_;

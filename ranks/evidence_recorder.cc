@@ -9,7 +9,7 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kMostTextBytes = 4096;
-constexpr int kMostLayers = 4096;   // of all micro-batches
+constexpr int kMostLayers = 4096;  // of all micro-batches
 constexpr int kMostFacts = 1024;
 
 std::string clip(std::string_view text) { return std::string(text.substr(0, kMostTextBytes)); }
@@ -66,8 +66,8 @@ void EvidenceRecorder::fact(std::string_view name, std::string_view value) {
   to->set_value(std::string(value));
 }
 
-void EvidenceRecorder::layer(Stage stage, Kind kind, std::string_view tensor, const TensorView& values, int micro_batch,
-                             bool scaled) {
+void EvidenceRecorder::layer(Stage stage, Kind kind, std::string_view tensor, const TensorView& values,
+                             int micro_batch, bool scaled) {
   if (part_->layers_size() >= kMostLayers) return;
   const Probe probe = scan(values);
   if (!dirty_) {
@@ -99,7 +99,8 @@ void EvidenceRecorder::failed(std::string_view what) { part_->set_failure(clip(w
 
 bool EvidenceRecorder::found_again(const EvidenceSubject& subject) const {
   for (const TensorProbe& probe : part_->layers()) {
-    const bool same_micro = subject.micro_batch < 0 || probe.micro_batch() < 0 || probe.micro_batch() == subject.micro_batch;
+    const bool same_micro =
+        subject.micro_batch < 0 || probe.micro_batch() < 0 || probe.micro_batch() == subject.micro_batch;
     if (probe.stage() == static_cast<int>(subject.stage) && probe.tensor() == subject.tensor && same_micro &&
         probe.first_bad() == subject.index) {
       return true;

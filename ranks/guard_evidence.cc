@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "checkpoint/part_file.h"
 #include "guard_impl.h"
 #include "holdfast/coord/evidence/evidence.pb.h"
 #include "holdfast/evidence.h"
@@ -10,7 +11,7 @@
 namespace holdfast {
 namespace {
 
-void put_tallies(const AttemptLog& log, EvidencePart* part) {
+void put_tallies(const AttemptLog& log, bool scales_loss, EvidencePart* part) {
   for (int s = 0; s < kStageCount; ++s) {
     const StageTally& tally = log.tally(static_cast<Stage>(s));
     if (tally.tensors == 0) continue;
@@ -22,6 +23,9 @@ void put_tallies(const AttemptLog& log, EvidencePart* part) {
     total->set_pos_inf(tally.bad.pos_inf);
     total->set_neg_inf(tally.bad.neg_inf);
     total->set_abs_max(tally.abs_max);
+    if (tally.dtype) total->set_dtype(std::string(stored_dtype(*tally.dtype)));
+    const Stage stage = static_cast<Stage>(s);
+    total->set_scaled(scales_loss && (stage == Stage::kBackward || stage == Stage::kReduction));
     for (std::size_t i = 0; i < std::min<std::size_t>(tally.tensors, tally.names.size()); ++i) {
       total->add_names(tally.names[i]);
     }
@@ -49,14 +53,14 @@ void StepGuard::Impl::provide_evidence(EvidenceProviders providers) {
       {providers_.configuration, describe_environment(providers_.environment), providers_.injected});
 }
 
-// Collective, when evidence is wanted: each rank of `order` tells rank 0 what it has, in one gather. The buffers that
-// forward mutates are as they were before the attempt, here and afterwards.
+// Collective, when evidence is wanted: each rank of `order` tells rank 0 what it has, in one gather. The
+// buffers that forward mutates are as they were before the attempt, here and afterwards.
 Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
   const bool chosen = std::ranges::count(order.ranks, collective_.rank()) != 0;
   Bytes mine;
   if (chosen || order.from_all || collective_.rank() == 0) {
     EvidenceRecorder recorder(collective_.rank(), log_.host(), chosen, chosen ? order.bytes : 0);
-    if (chosen || collective_.rank() == 0) put_tallies(log_, &recorder.part());
+    if (chosen || collective_.rank() == 0) put_tallies(log_, scaler_.has_value(), &recorder.part());
     if (order.of_update) {
       if (chosen) record_subject(order, &recorder);
     } else {

@@ -68,12 +68,13 @@ Probe StepGuard::Impl::observe(Stage stage, std::string_view tensor, const Tenso
                               std::to_string(static_cast<int>(view.dtype)) + ", and cannot be scanned");
   }
   const Probe probe = scan(view);
-  add(stage, tensor, probe, offset);
+  add(stage, tensor, probe, offset, view.dtype);
   return probe;
 }
 
-void StepGuard::Impl::add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset) {
-  log_.add(stage, tensor, probe, offset);
+void StepGuard::Impl::add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset,
+                          DType dtype) {
+  log_.add(stage, tensor, probe, offset, dtype);
   progress(Phase::kObserve);
 }
 
@@ -82,7 +83,7 @@ Decision StepGuard::Impl::decide() {
   if (coordinator_ && coordinator_->taken_over()) log_.request_stop();
   if (coordinator_ && !closing_ && coordinator_->stop_requested()) log_.request_stop();
   for (const ProtectedBuffer& buffer : scanned_buffers_) {
-    log_.add(Stage::kForward, buffer.name, scan(buffer.view), 0);
+    log_.add(Stage::kForward, buffer.name, scan(buffer.view), 0, buffer.view.dtype);
   }
   end_sweep();
   log_.claim({epoch_, attempt_, policy_hash_});

@@ -30,13 +30,13 @@ Probe StepGuard::observe(Stage stage, std::string_view tensor, const SparseView&
   if (Status s = scan_sparse(gradient, &probe); !s.ok()) {
     impl_->log_.set_error(stage, std::string(tensor) + ": " + s.message());
   }
-  impl_->add(stage, tensor, probe, 0);
+  impl_->add(stage, tensor, probe, 0, gradient.values.dtype);
   return probe;
 }
 
 void StepGuard::observe_measured(Stage stage, std::string_view tensor, const Probe& probe,
-                                 std::int64_t offset) {
-  impl_->add(stage, tensor, probe, offset);
+                                 std::int64_t offset, DType dtype) {
+  impl_->add(stage, tensor, probe, offset, dtype);
 }
 
 void StepGuard::observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout) {

@@ -97,7 +97,8 @@ class FashionMnist final : public Workload {
 
   Status load_recorded(const std::vector<RecordedTensor>& batch, std::uint64_t rng_key) override {
     torch::manual_seed(rng_key);
-    if (Status s = from_record(batch, "images", torch::empty({1, 1, kSide, kSide}), &input_); !s.ok()) return s;
+    if (Status s = from_record(batch, "images", torch::empty({1, 1, kSide, kSide}), &input_); !s.ok())
+      return s;
     return from_record(batch, "labels", torch::empty({1}, torch::kInt64), &target_);
   }
 

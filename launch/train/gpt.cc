@@ -186,8 +186,9 @@ class Gpt final : public Workload {
     const torch::Tensor wanted = torch::empty({1, text_.context}, torch::kInt64);
     if (Status s = from_record(batch, "tokens", wanted, &batch_.tokens); !s.ok()) return s;
     if (Status s = from_record(batch, "targets", wanted, &batch_.targets); !s.ok()) return s;
-    const bool in_range = batch_.tokens.ge(0).logical_and(batch_.tokens.lt(kBytes)).all().item<bool>() &&
-                          batch_.targets.ge(kNoTarget).logical_and(batch_.targets.lt(kBytes)).all().item<bool>();
+    const bool in_range =
+        batch_.tokens.ge(0).logical_and(batch_.tokens.lt(kBytes)).all().item<bool>() &&
+        batch_.targets.ge(kNoTarget).logical_and(batch_.targets.lt(kBytes)).all().item<bool>();
     if (!in_range) return Status::usage("the record holds tokens that are no bytes");
     embed();
     return Status();

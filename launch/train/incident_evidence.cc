@@ -19,7 +19,7 @@ using Kind = EvidenceRecorder::Kind;
 // Watches an attempt that is made again, layer by layer.
 class Rerun final : public AttemptWatcher, public LayerTap {
  public:
-  explicit Rerun(EvidenceRecorder& to) : to_(to) {}
+  Rerun(EvidenceRecorder& to, bool scaled) : to_(to), scaled_(scaled) {}
 
   bool run(Stage stage, const std::function<void()>& body) override {
     if (failed_) return false;
@@ -49,16 +49,19 @@ class Rerun final : public AttemptWatcher, public LayerTap {
 
  private:
   void see(Stage stage, Kind kind, std::string_view name, std::span<const float> values) {
-    to_.layer(stage, kind, name, TensorView::of(values), micro_batch_, stage == Stage::kBackward);
+    to_.layer(stage, kind, name, TensorView::of(values), micro_batch_, scaled_ && stage == Stage::kBackward);
   }
 
   EvidenceRecorder& to_;
+  const bool scaled_;
   Stage stage_ = Stage::kInput;
   int micro_batch_ = 0;
   bool failed_ = false;
 };
 
-std::string joined(const std::vector<std::string>& texts) { return fmt::format("{}", fmt::join(texts, "\n")); }
+std::string joined(const std::vector<std::string>& texts) {
+  return fmt::format("{}", fmt::join(texts, "\n"));
+}
 
 std::map<std::string, std::string> configuration(const Options& options, int world_size, Workload& workload) {
   const OptimizerOptions& optimizer = options.optimizer;
@@ -66,7 +69,8 @@ std::map<std::string, std::string> configuration(const Options& options, int wor
           {"model", fmt::format("{}, {} values in {} tensors", options.workload, workload.parameters().size(),
                                 workload.layout().size())},
           {"data", joined(options.data)},
-          {"batch", fmt::format("{} samples, {} micro-batches, {} ranks", options.batch, options.accumulate, world_size)},
+          {"batch", fmt::format("{} samples, {} micro-batches, {} ranks", options.batch, options.accumulate,
+                                world_size)},
           {"batch_size", std::to_string(options.batch)},
           {"micro_batches", std::to_string(options.accumulate)},
           {"seed", std::to_string(options.seed)},
@@ -104,7 +108,8 @@ bool parse_exact(const std::string& text, double* value) {
 
 TensorView as_reduced(std::span<const float> gradients, const BucketSlice& slice, DType dtype,
                       std::vector<std::uint16_t>* scratch) {
-  const auto part = gradients.subspan(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count));
+  const auto part =
+      gradients.subspan(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count));
   if (dtype == DType::kFloat32) return TensorView::of(part);
   scratch->resize(part.size());
   narrow_and_scan(part, dtype, *scratch);
@@ -113,15 +118,16 @@ TensorView as_reduced(std::span<const float> gradients, const BucketSlice& slice
 
 const BucketSlice* slice_of(std::span<const BucketSlice> layout, std::string_view name) {
   for (const BucketSlice& slice : layout) {
-    if (name == slice.tensor || (name.starts_with(slice.tensor) && name.substr(slice.tensor.size()).starts_with("/"))) {
+    if (name == slice.tensor ||
+        (name.starts_with(slice.tensor) && name.substr(slice.tensor.size()).starts_with("/"))) {
       return &slice;
     }
   }
   return nullptr;
 }
 
-EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload, LocalAttempt& local,
-                                     const AttemptPlan& plan, const UpdateScale& scale) {
+EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload,
+                                     LocalAttempt& local, const AttemptPlan& plan, const UpdateScale& scale) {
   EvidenceProviders providers;
   providers.configuration = configuration(options, world_size, workload);
   providers.injected = options.faults;
@@ -132,14 +138,16 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
     const BucketSlice* slice = slice_of(workload.layout(), subject.tensor);
     if (subject.stage == Stage::kOptimizer && slice != nullptr) {
       std::vector<std::uint16_t> none;
-      to.seen("gradient/" + std::string(slice->tensor), as_reduced(workload.gradients(), *slice, DType::kFloat32, &none));
+      to.seen("gradient/" + std::string(slice->tensor),
+              as_reduced(workload.gradients(), *slice, DType::kFloat32, &none));
     }
     to.fact(fact::kGradientFactor, exact(scale.gradient));
     to.fact(fact::kLearningRate, exact(scale.learning_rate));
     to.fact(fact::kDenominator, exact(plan.denominator));
     for (int m = 0; m < static_cast<int>(plan.rng_keys.size()); ++m) {
       const auto at = static_cast<std::size_t>(m);
-      to.fact(std::string(fact::kSamples) + std::to_string(m), fmt::format("{}", fmt::join(plan.samples[at], ",")));
+      to.fact(std::string(fact::kSamples) + std::to_string(m),
+              fmt::format("{}", fmt::join(plan.samples[at], ",")));
       to.fact(std::string(fact::kRngKey) + std::to_string(m), std::to_string(plan.rng_keys[at]));
       local.set_natural_faults(plan, m, true);
       try {
@@ -157,7 +165,8 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
     }
   };
   providers.rerun = [&](const EvidenceSubject& subject, EvidenceRecorder& to) {
-    Rerun watcher(to);
+    const bool scaled = plan.loss_scale != 1;
+    Rerun watcher(to, scaled);
     std::ranges::fill(workload.gradients(), 0.0f);
     workload.set_tap(&watcher);
     local.run(plan, watcher);
@@ -166,8 +175,9 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
     std::vector<std::uint16_t> scratch;
     for (const BucketSlice& slice : workload.layout()) {
       const TensorView view = as_reduced(workload.gradients(), slice, options.dtype(), &scratch);
-      to.layer(Stage::kBackward, Kind::kParameterGradient, slice.tensor, view, -1, true);
-      if (subject.stage == Stage::kReduction && slice.tensor == subject.tensor && subject.index < slice.count) {
+      to.layer(Stage::kBackward, Kind::kParameterGradient, slice.tensor, view, -1, scaled);
+      if (subject.stage == Stage::kReduction && slice.tensor == subject.tensor &&
+          subject.index < slice.count) {
         to.fact(fact::kLocalGradient, bits_at(view, subject.index));
       }
     }

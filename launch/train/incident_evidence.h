@@ -15,17 +15,18 @@
 namespace holdfast::train {
 
 // All must outlive the guard. `plan` and `scale` are those of the running attempt.
-EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload, LocalAttempt& local,
-                                     const AttemptPlan& plan, const UpdateScale& scale);
+EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload,
+                                     LocalAttempt& local, const AttemptPlan& plan, const UpdateScale& scale);
 
 // Names of facts and of configuration, shared with the replay.
 namespace fact {
-inline constexpr std::string_view kSamples = "samples.";    // + micro-batch: ids, "3,17,..."
-inline constexpr std::string_view kRngKey = "rng_key.";     // + micro-batch
+inline constexpr std::string_view kSamples = "samples.";  // + micro-batch: ids, "3,17,..."
+inline constexpr std::string_view kRngKey = "rng_key.";   // + micro-batch
 inline constexpr std::string_view kDenominator = "denominator";
 inline constexpr std::string_view kGradientFactor = "gradient_factor";  // of the update
 inline constexpr std::string_view kLearningRate = "learning_rate";
-inline constexpr std::string_view kLocalGradient = "local_gradient";    // at the subject's index, in the reduced type
+inline constexpr std::string_view kLocalGradient =
+    "local_gradient";  // at the subject's index, in the reduced type
 }  // namespace fact
 
 // Exact, and back: hexadecimal floating point. False for anything else.

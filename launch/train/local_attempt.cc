@@ -64,7 +64,8 @@ void LocalAttempt::micro_batch(const AttemptPlan& plan, int m, AttemptWatcher& w
     workload_.backward(static_cast<float>(plan.loss_scale));
     for (const BucketSlice& slice : workload_.layout()) {
       corrupt(Stage::kBackward, slice.tensor,
-              workload_.gradients().subspan(static_cast<std::size_t>(slice.offset), static_cast<std::size_t>(slice.count)));
+              workload_.gradients().subspan(static_cast<std::size_t>(slice.offset),
+                                            static_cast<std::size_t>(slice.count)));
     }
   });
   set_natural_faults(plan, m, false);
@@ -72,7 +73,8 @@ void LocalAttempt::micro_batch(const AttemptPlan& plan, int m, AttemptWatcher& w
 
 void LocalAttempt::set_natural_faults(const AttemptPlan& plan, int m, bool on) {
   for (const NaturalFaultSpec& spec : natural_faults_) {
-    if (spec.sum_overflow() || spec.fault == NaturalFault::kDeadUnit || !spec.due(plan.rank, plan.attempt, m)) continue;
+    if (spec.sum_overflow() || spec.fault == NaturalFault::kDeadUnit || !spec.due(plan.rank, plan.attempt, m))
+      continue;
     workload_.set_fault(*spec.fault, on);
   }
 }

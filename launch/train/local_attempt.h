@@ -1,5 +1,5 @@
-// One rank's part of an attempt, up to its own gradients: no collective, no update. Made in training, made again on an
-// incident, and made again offline.
+// One rank's part of an attempt, up to its own gradients: no collective, no update. Made in training, made
+// again on an incident, and made again offline.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +38,15 @@ class AttemptWatcher {
   virtual void loss(float value) = 0;  // of one micro-batch
 };
 
-// As if the loss scale were as large as these gradients alone can bear: the largest magnitude comes to lie in the upper
-// half of what `dtype` holds, so that two of it do not fit.
+// As if the loss scale were as large as these gradients alone can bear: the largest magnitude comes to lie in
+// the upper half of what `dtype` holds, so that two of it do not fit.
 void grow_to_the_limit(std::span<float> gradients, DType dtype);
 
 class LocalAttempt {
  public:
   // All must outlive it.
-  LocalAttempt(Workload& workload, const FaultInjector& faults, const std::vector<NaturalFaultSpec>& natural_faults)
+  LocalAttempt(Workload& workload, const FaultInjector& faults,
+               const std::vector<NaturalFaultSpec>& natural_faults)
       : workload_(workload), faults_(faults), natural_faults_(natural_faults) {}
 
   // All micro-batches; their gradients are added to workload.gradients().

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "train/natural_fault_spec.h"
+#include "train/replay_settings.h"
 
 namespace holdfast::train {
 namespace {
@@ -71,6 +72,8 @@ bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts)
 Status check(const Options& options) {
   if (options.resume && options.run_dir.empty()) return Status::usage("--resume needs --run-dir");
   if (options.resume && !options.guard) return Status::usage("--resume needs the guard, which keeps the run");
+  if (options.replay.empty() && !options.replay_settings.empty())
+    return Status::usage("--set needs --replay");
   if (options.metrics_port && !options.guard) return Status::usage("--metrics-port needs the guard");
   for (const std::string& text : options.uneven_data) {
     int rank = 0;
@@ -198,6 +201,12 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--metrics-address", options->metrics_address,
                  "Numeric address to serve them on; 0.0.0.0 for all interfaces: anybody may read them then");
 
+  app.add_option(
+      "--replay", options->replay,
+      "Make the attempt of this incident (RUN_DIR/incidents/...) again, in one process, without updating "
+      "anything. Exit code: 0 REPRODUCED, 1 DIFFERENT, 2 NOT_REPRODUCED, 3 NOT_REPLAYABLE");
+  app.add_option("--set", options->replay_settings,
+                 "With --replay: " + replay_settings_help() + "; may be repeated");
   app.add_option("--expect-ranks", options->expected_ranks, "Refuse any other number of ranks (exit code 83)")
       ->check(not_negative);
   app.add_option("--data-ends", options->uneven_data,

@@ -38,6 +38,8 @@ struct Options {
   std::optional<int> metrics_port;
   std::string metrics_address = "127.0.0.1";
   bool guard = true;
+  std::string replay;                          // a bundle; "": train
+  std::vector<std::string> replay_settings;    // unparsed --set
   std::vector<std::string> faults;             // unparsed --inject
   std::vector<std::string> natural_faults;     // unparsed --fault
   std::vector<std::uint64_t> omitted_updates;  // attempts

@@ -11,28 +11,6 @@
 namespace holdfast::train {
 namespace {
 
-Status make_workload(const Options& options, std::unique_ptr<Workload>* out) {
-  if (options.workload == "gpt") return make_gpt(options.data, options.seed, GptOptions(), out);
-  return make_fashion_mnist(options.data.front(), options.seed, out);
-}
-
-FaultSurface fault_surface(const Options& options, Workload& workload, int world_size) {
-  FaultSurface surface;
-  const auto at = [&](Stage stage) -> auto& { return surface.tensors[static_cast<std::size_t>(stage)]; };
-  at(Stage::kInput) = {{"input", workload.input_elements(options.batch)}};
-  at(Stage::kForward) = {{"output", workload.output_elements(options.batch)}};
-  at(Stage::kLoss) = {{"loss", 1}};
-  for (const BucketSlice& slice : workload.layout()) {
-    for (const Stage stage : {Stage::kBackward, Stage::kReduction, Stage::kOptimizer}) {
-      at(stage).emplace_back(slice.tensor, slice.count);
-    }
-  }
-  surface.micro_batches = options.accumulate;
-  surface.world_size = world_size;
-  surface.attempts = options.steps;
-  return surface;
-}
-
 Status check_natural_fault(const Options& options, const Workload& workload, int world_size,
                            const NaturalFaultSpec& spec) {
   const auto refuse = [&](const std::string& why) {
@@ -70,6 +48,29 @@ Status check_data_ends(const Options& options, int world_size) {
 
 }  // namespace
 
+Status make_workload(const Options& options, std::unique_ptr<Workload>* out) {
+  if (options.workload == "gpt") return make_gpt(options.data, options.seed, GptOptions(), out);
+  return make_fashion_mnist(options.data.empty() ? "" : options.data.front(), options.seed, out);
+}
+
+FaultSurface fault_surface(const Options& options, Workload& workload, int world_size,
+                           std::uint64_t attempts) {
+  FaultSurface surface;
+  const auto at = [&](Stage stage) -> auto& { return surface.tensors[static_cast<std::size_t>(stage)]; };
+  at(Stage::kInput) = {{"input", workload.input_elements(options.batch)}};
+  at(Stage::kForward) = {{"output", workload.output_elements(options.batch)}};
+  at(Stage::kLoss) = {{"loss", 1}};
+  for (const BucketSlice& slice : workload.layout()) {
+    for (const Stage stage : {Stage::kBackward, Stage::kReduction, Stage::kOptimizer}) {
+      at(stage).emplace_back(slice.tensor, slice.count);
+    }
+  }
+  surface.micro_batches = options.accumulate;
+  surface.world_size = world_size;
+  surface.attempts = attempts;
+  return surface;
+}
+
 Status prepare(const Options& options, int world_size, Preparation* out) {
   if (Status s = read_policy_file(options.policy_file, &out->policy); !s.ok()) return s;
   if (Status s = make_workload(options, &out->workload); !s.ok()) return s;
@@ -79,7 +80,7 @@ Status prepare(const Options& options, int world_size, Preparation* out) {
     return s;
   }
   if (Status s = check_data_ends(options, world_size); !s.ok()) return s;
-  const FaultSurface surface = fault_surface(options, workload, world_size);
+  const FaultSurface surface = fault_surface(options, workload, world_size, options.steps);
   for (const std::string& text : options.faults) {
     Fault fault;
     if (Status s = parse_fault(text, &fault); !s.ok()) return s;

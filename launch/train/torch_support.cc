@@ -56,7 +56,8 @@ Status from_record(const std::vector<RecordedTensor>& batch, const char* name, c
   for (const RecordedTensor& tensor : batch) {
     if (tensor.name != name) continue;
     const std::vector<std::int64_t>& shape = tensor.shape;
-    bool fits = tensor.dtype == dtype && static_cast<std::int64_t>(shape.size()) == wanted.dim() && !shape.empty();
+    bool fits =
+        tensor.dtype == dtype && static_cast<std::int64_t>(shape.size()) == wanted.dim() && !shape.empty();
     std::int64_t elements = fits ? shape[0] : 0;
     for (std::size_t i = 1; fits && i < shape.size(); ++i) {
       fits = shape[i] == wanted.size(static_cast<std::int64_t>(i));

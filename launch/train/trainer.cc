@@ -44,7 +44,8 @@ class Trainer final : AttemptWatcher {
     if (guard_ == nullptr) return;
     take_position();
     if (rank() == 0) keep_ledger();
-    guard_->provide_evidence(evidence_providers(options_, collective_.size(), workload_, local_, plan_, update_scale_));
+    guard_->provide_evidence(
+        evidence_providers(options_, collective_.size(), workload_, local_, plan_, update_scale_));
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
@@ -222,7 +223,8 @@ class Trainer final : AttemptWatcher {
     if (sum_overflow_due()) grow_to_the_limit(workload_.gradients(), options_.dtype());
     if (guard_ == nullptr || !guard_->healthy()) return bucket_.pack();
     for (const BucketSlice& slice : workload_.layout()) {
-      guard_->observe_measured(Stage::kBackward, slice.tensor, bucket_.pack_and_scan(slice));
+      guard_->observe_measured(Stage::kBackward, slice.tensor, bucket_.pack_and_scan(slice), 0,
+                               options_.dtype());
     }
   }
 

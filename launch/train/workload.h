@@ -24,7 +24,7 @@ struct MutableBuffer {
 // One of the tensors that a loaded micro-batch consists of, such as images and labels.
 struct BatchTensor {
   std::string name;
-  TensorView view;                  // `shape` refers to `shape` below
+  TensorView view;  // `shape` refers to `shape` below
   std::vector<std::int64_t> shape;
 };
 

@@ -1,5 +1,5 @@
-// What a trainer can tell of an attempt that went wrong, so that it can be made again offline. Asked for on an incident
-// only: a clean attempt copies nothing.
+// What a trainer can tell of an attempt that went wrong, so that it can be made again offline. Asked for on
+// an incident only: a clean attempt copies nothing.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ struct EvidenceSubject {
   int micro_batch = -1;     // -1: of the whole window, or none
 };
 
-// Takes it down on one rank. Caps are its own: what does not fit is put on record as left out. Not thread-safe.
+// Takes it down on one rank. Caps are its own: what does not fit is put on record as left out. Not
+// thread-safe.
 class EvidenceRecorder {
  public:
   enum class Kind { kActivation, kActivationGradient, kParameterGradient, kOther };
@@ -44,7 +45,8 @@ class EvidenceRecorder {
   // Named values: sample ids, keys of random numbers, counts.
   void fact(std::string_view name, std::string_view value);
   // A measurement of a rerun, in the order of the computation. `scaled`: by the loss scale.
-  void layer(Stage stage, Kind kind, std::string_view tensor, const TensorView& values, int micro_batch, bool scaled);
+  void layer(Stage stage, Kind kind, std::string_view tensor, const TensorView& values, int micro_batch,
+             bool scaled);
 
   // For the guard.
   void state(std::string_view name, const TensorView& tensor);
@@ -60,15 +62,15 @@ class EvidenceRecorder {
   bool dirty_ = false;  // a layer() was not finite
 };
 
-// Called on origin ranks, between decide() and finish() of a skipped attempt: parameters, optimizer state and the
-// buffers given to protect() are as they were before it. They may throw: that is put on record.
+// Called on origin ranks, between decide() and finish() of a skipped attempt: parameters, optimizer state and
+// the buffers given to protect() are as they were before it. They may throw: that is put on record.
 struct EvidenceProviders {
   // Tensors and facts from which the attempt's inputs can be made again.
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> batch;
-  // Makes this rank's attempt again up to its own gradients, with the same random numbers, calling layer() for each
-  // tensor; no collective, no update. Buffers that forward mutates are put back by the guard. For a finding at stage
-  // reduction it is called on every rank, and has to add the fact "local_gradient": this rank's value at the subject's
-  // index, in the type that is reduced.
+  // Makes this rank's attempt again up to its own gradients, with the same random numbers, calling layer()
+  // for each tensor; no collective, no update. Buffers that forward mutates are put back by the guard. For a
+  // finding at stage reduction it is called on every rank, and has to add the fact "local_gradient": this
+  // rank's value at the subject's index, in the type that is reduced.
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> rerun;
   // What the run is: workload, precision, optimizer, batch size, ... Strings, by name.
   std::map<std::string, std::string> configuration;

@@ -115,8 +115,8 @@ class StepGuard {
   // Name of the checkpoint that was loaded last; "" for none.
   const std::string& restored_from() const;
 
-  // Local, once, before the first attempt, on every rank: what is kept in RUN_DIR/incidents when an attempt goes wrong.
-  // Without it, nothing is. The registered state is kept, too: see register_state().
+  // Local, once, before the first attempt, on every rank: what is kept in RUN_DIR/incidents when an attempt
+  // goes wrong. Without it, nothing is. The registered state is kept, too: see register_state().
   void provide_evidence(EvidenceProviders providers);
 
   // Collective, after decide() or close() gave ROLL_BACK, in place of finish(): the registered state is that
@@ -159,8 +159,10 @@ class StepGuard {
   // The same for a sparse gradient, see scan_sparse(); what that refuses is this rank's error.
   Probe observe(Stage stage, std::string_view tensor, const SparseView& gradient);
 
-  // The same with a measurement that was made before, by scan() or by one of fused_scan.h.
-  void observe_measured(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset = 0);
+  // The same with a measurement that was made before, by scan() or by one of fused_scan.h, of values of
+  // `dtype`.
+  void observe_measured(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset = 0,
+                        DType dtype = DType::kFloat32);
 
   // observe() for each tensor of a flat bucket.
   void observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout);

@@ -133,10 +133,11 @@ class Coordinator {
   void checkpoint_done(const CheckpointNews& news);
 
   // ---- Evidence; in coordinator_evidence.cc.
-  // From now on what happened is kept in RUN_DIR/incidents, and decisions say what is wanted of whom. Without a record
-  // nothing is.
+  // From now on what happened is kept in RUN_DIR/incidents, and decisions say what is wanted of whom. Without
+  // a record nothing is.
   void keep_evidence(RunDescription description);
-  // What the ranks contributed to the incident handled last, of which evidence was wanted. Written in the background.
+  // What the ranks contributed to the incident handled last, of which evidence was wanted. Written in the
+  // background.
   void submit_evidence(std::vector<EvidencePart> parts);
   void report_evidence();
   // The run ends: waits for what is being written, as long as the policy says.

@@ -121,7 +121,7 @@ class RunMetrics {
   std::array<std::array<Number, kClasses>, kStages> skips_made_{};
   Number updates_{0}, ended_{0}, rollbacks_{0}, incidents_{0}, calibration_skips_{0};
   std::array<Number, 2> failed_checkpoints_{};  // could not be written; were not finite
-  std::array<Number, 2> bundles_{};  // published; not written
+  std::array<Number, 2> bundles_{};             // published; not written
   Number checkpoints_{0}, last_known_good_{0};
   std::atomic<double> last_known_good_at_{0};  // seconds of the steady clock
   Number epoch_{0}, attempt_{0}, update_{0}, skips_{0}, total_{0}, consecutive_{0};

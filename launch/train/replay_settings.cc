@@ -1,0 +1,65 @@
+#include "train/replay_settings.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+namespace holdfast::train {
+namespace {
+
+bool parse_positive(const std::string& text, std::optional<double>* out) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0) return false;
+  *out = value;
+  return true;
+}
+
+// "record.0.17"
+bool parse_record(const std::string& key, std::pair<int, std::int64_t>* out) {
+  constexpr std::string_view kPrefix = "record.";
+  if (!key.starts_with(kPrefix)) return false;
+  const char* at = key.data() + kPrefix.size();
+  const char* const end = key.data() + key.size();
+  const auto micro = std::from_chars(at, end, out->first);
+  if (micro.ec != std::errc() || micro.ptr == end || *micro.ptr != '.') return false;
+  const auto record = std::from_chars(micro.ptr + 1, end, out->second);
+  return record.ec == std::errc() && record.ptr == end && out->first >= 0 && out->second >= 0;
+}
+
+bool apply(const std::string& key, const std::string& value, ReplaySettings* out) {
+  std::pair<int, std::int64_t> record;
+  if (key == "precision" && (value == "fp32" || value == "fp16" || value == "bf16")) {
+    out->precision = value;
+    return true;
+  }
+  if (key == "loss_scale") return parse_positive(value, &out->loss_scale) && *out->loss_scale > 0;
+  if (key == "learning_rate") return parse_positive(value, &out->learning_rate);
+  if (key == "eps") return parse_positive(value, &out->eps);
+  if (key == "injected" && value == "off") return !(out->injected = false);
+  if (key == "natural_faults" && value == "off") return !(out->natural_faults = false);
+  if (value == "0" && parse_record(key, &record)) {
+    out->repaired.push_back(record);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Status parse_replay_settings(const std::vector<std::string>& texts, ReplaySettings* out) {
+  for (const std::string& text : texts) {
+    const auto equals = text.find('=');
+    if (equals == std::string::npos || !apply(text.substr(0, equals), text.substr(equals + 1), out)) {
+      return Status::usage("--set " + text + ": " + replay_settings_help());
+    }
+  }
+  return Status();
+}
+
+std::string replay_settings_help() {
+  return "precision=fp32|fp16|bf16, loss_scale=X, learning_rate=X, eps=X, injected=off, natural_faults=off, "
+         "record.MICRO.INDEX=0 (that record of the batch becomes zeros)";
+}
+
+}  // namespace holdfast::train
