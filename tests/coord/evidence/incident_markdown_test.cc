@@ -36,7 +36,8 @@ TEST(IncidentMarkdown, SaysWhatHappenedWhereWhatWasDoneAndByWhom) {
         "proves no cause", "- precision: not recorded by the trainer\n",
         "holdfast incident verify runs/long/incidents/e0001-a0000001842 ",
         "guarded_train --replay runs/long/incidents/e0001-a0000001842 ",
-        "`hold-and-inspect-gradient-path-and-loss-scaling`"}) {
+        "report.json, by the contract training-incident-v1: `CONTINUE_BOUNDED_DIAGNOSTICS`, "
+        "`hold-and-inspect-gradient-path-and-loss-scaling`."}) {
     EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
   }
   EXPECT_FALSE(holds(text, "holdfast ack"));
@@ -85,7 +86,9 @@ TEST(IncidentMarkdown, TellsThreeClassesOfLossApart) {
 
 TEST(IncidentMarkdown, IncidentsOutsideOfTheContractHaveOneToo) {
   BundleManifest manifest;
-  EXPECT_TRUE(holds(markdown(manifest), "there is no report.json"));
+  EXPECT_TRUE(holds(markdown(manifest),
+                    "There is no report.json: `no incident report: an incident without a non-finite value is "
+                    "outside of training-incident-v1`."));
   manifest.set_kind("ERROR");
   manifest.set_error("index out of range");
   manifest.set_action("ABORT");
