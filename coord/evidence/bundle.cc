@@ -195,7 +195,9 @@ void Bundle::Impl::check_tensors(const EvidencePart& part, std::vector<Status>* 
     faults->push_back(s);
     return;
   }
-  std::vector<std::byte> block(kBlockBytes);
+  std::uint64_t largest = 0;
+  for (const EvidenceTensor& tensor : part.tensors()) largest = std::max(largest, tensor.bytes());
+  std::vector<std::byte> block(std::min(kBlockBytes, largest));
   for (const EvidenceTensor& tensor : part.tensors()) {
     Status s = check_digest(*file, data_begins + tensor.begin(), tensor, &block);
     if (!s.ok()) faults->push_back(damaged(path_of(tensor.file()), s.message()));

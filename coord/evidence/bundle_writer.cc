@@ -144,9 +144,11 @@ void BundleWriter::tell_of_tensors() {
     bytes += tensor.data.size();
   }
   std::erase_if(tensors_, [](const Tensor& tensor) { return !tensor.why.empty(); });
-  if (count > 0) left_out_ = fmt::format("{} tensors of {} bytes are left out: {}", count, bytes, why);
+  if (count > 0) note(fmt::format("{} tensors of {} bytes left out: {}", count, bytes, why));
   manifest_.set_compact(tensors_.empty());
 }
+
+void BundleWriter::note(const std::string& what) { left_out_ += (left_out_.empty() ? "" : "; ") + what; }
 
 Status BundleWriter::write_tensors(int part_index) {
   EvidencePart* part = manifest_.mutable_parts(part_index);
@@ -196,8 +198,10 @@ Status BundleWriter::write_texts() {
     return s;
   Json report;
   // Some incidents are outside of the contract and have none.
-  if (make_incident_report(manifest_, content_id_, &report).ok()) {
-    if (Status s = write_text(&file, kReportJsonName, dump(report)); !s.ok()) return s;
+  if (Status made = make_incident_report(manifest_, content_id_, &report); !made.ok()) {
+    note(printable(made.message()));
+  } else if (Status s = write_text(&file, kReportJsonName, dump(report)); !s.ok()) {
+    return s;
   }
   const std::string markdown = incident_report_markdown(manifest_, content_id_, incidents_ + "/" + name_);
   if (Status s = write_text(&file, kReportMarkdownName, markdown); !s.ok()) return s;

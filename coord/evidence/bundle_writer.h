@@ -38,7 +38,7 @@ class BundleWriter {
   bool compact() const { return manifest_.compact(); }
   const std::string& content_id() const { return content_id_; }
   std::uint64_t bytes() const { return bytes_; }             // of all files
-  const std::string& left_out() const { return left_out_; }  // in a sentence; "" for nothing
+  const std::string& left_out() const { return left_out_; }  // and why; "" for nothing
 
  private:
   struct Tensor {
@@ -52,6 +52,7 @@ class BundleWriter {
   Status limit_to_disk(TensorAllowance* allowance) const;
   void leave_out_beyond(const TensorAllowance& allowance);
   void tell_of_tensors();
+  void note(const std::string& what);
   Status write_tensors(int part);
   Status write_text(BundleFile* file, std::string_view name, const std::string& text);
   Status write_texts();

@@ -134,6 +134,8 @@ std::string telemetry_id(const Report& report, const StageReport& stage) {
       .add(stage.nan)
       .add(stage.pos_inf)
       .add(stage.neg_inf)
+      .add(stage.finite_abs_max ? bits(*stage.finite_abs_max) : bits(-1))
+      .add(stage.scaled ? "scaled" : "as it is")
       .id(kTelemetryIdPrefix);
 }
 

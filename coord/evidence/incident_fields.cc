@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <initializer_list>
-#include <limits>
 
 #include "incident_contract.h"
 
@@ -65,6 +63,13 @@ std::string_view kind_of(const Json& json) {
   }
 }
 
+// Whether a number is the same as a double: an integer may be written for one.
+bool is_exact(const Json& number) {
+  if (number.is_number_float()) return true;
+  if (number.is_number_unsigned()) return number.get<std::uint64_t>() <= kLargestNumber;
+  return number.get<std::int64_t>() >= -static_cast<std::int64_t>(kLargestNumber);
+}
+
 // Takes one object apart. Keeps the first fault, and gives nothing after it.
 class Fields {
  public:
@@ -110,7 +115,7 @@ class Fields {
     if (failed()) return 0;
     if (!value.is_number()) {
       wrong(name, "a number");
-    } else if (!value.is_number_float() && std::abs(value.get<double>()) > 0x1p53) {
+    } else if (!is_exact(value)) {
       fail(path(name), "is an integer that a double does not hold");
     } else {
       return value.get<double>();

@@ -298,18 +298,23 @@ std::string next_commands(const BundleManifest& manifest, std::string bundle_pat
         "holdfast ack {} --owner WHO --note WHY     # when it is understood: until then no restart\n", run);
   }
   text += "```\n";
-  if (manifest.compact())
-    text += "\nThis bundle holds no tensors: the replay needs the checkpoint that is named above.\n";
-  if (manifest.has_stage() && manifest.stage() >= 0 && manifest.stage() < kStageCount &&
-      manifest.kind() != "DIVERGED" && manifest.nan() + manifest.pos_inf() + manifest.neg_inf() > 0) {
-    const auto stage = incident_contract::stage_of_report(stage_name(static_cast<Stage>(manifest.stage())));
-    text += fmt::format("\nBy the contract {}: `{}`.\n", incident_contract::kVersion,
-                        incident_contract::action_of(stage));
-  } else {
-    text +=
-        fmt::format("\nOutside of the contract {}: there is no report.json.\n", incident_contract::kVersion);
+  if (manifest.compact()) {
+    text += manifest.generation().empty()
+                ? "\nThis bundle holds no tensors, and no checkpoint is named: it cannot be replayed.\n"
+                : "\nThis bundle holds no tensors: the replay needs the checkpoint that is named above.\n";
   }
   return text;
+}
+
+// What report.json concludes, or why there is none.
+std::string contract_text(const BundleManifest& manifest, const std::string& content_id) {
+  nlohmann::ordered_json report;
+  if (const Status s = make_incident_report(manifest, content_id, &report); !s.ok()) {
+    return "\nThere is no report.json: " + code_span(s.message(), 400) + ".\n";
+  }
+  return fmt::format("\nreport.json, by the contract {}: `{}`, `{}`.\n", incident_contract::kVersion,
+                     report["decision"].get_ref<const std::string&>(),
+                     report["action"].get_ref<const std::string&>());
 }
 
 std::string configuration(const BundleManifest& manifest) {
@@ -330,7 +335,7 @@ std::string incident_report_markdown(const BundleManifest& manifest, const std::
   return fmt::format("# Incident {} of run {}\n\n", name, code_span(manifest.run())) + summary(manifest) +
          what_happened(manifest, content_id) + where(manifest) + what_was_done(manifest) +
          what_is_unknown(manifest) + who_owns_it(manifest) + next_commands(manifest, bundle_path) +
-         configuration(manifest);
+         contract_text(manifest, content_id) + configuration(manifest);
 }
 
 }  // namespace holdfast
