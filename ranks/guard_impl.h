@@ -92,6 +92,7 @@ class StepGuard::Impl {
   std::unique_ptr<CheckpointStore> store_;  // when checkpoints are written
   std::optional<std::uint64_t> saved_at_;   // the attempt that the last one was begun at
   bool flight_proven_ = false;              // replicas agreed on what is in flight
+  std::vector<GenerationId> publishing_;    // completed, and of which no outcome is known yet; on rank 0
   std::string restored_from_;               // name of the generation; "" for none
   std::unique_ptr<StateSweep> sweep_;       // when state is registered
   bool proof_wanted_ = false;               // in the next attempt, whatever the schedule says
