@@ -84,6 +84,7 @@ Status Coordinator::restored(const RestoredState& at) {
   memory_->set_update(at.update);
   memory_->set_skips(at.skips);
   memory_->clear_restore_before();
+  for (const std::string& why : at.refused) std::fprintf(stderr, "holdfast: %s\n", printable(why).c_str());
   Json fields = {{"generation", at.from.name()}, {"generation_ranks", at.ranks}, {"refused", at.refused}};
   go_on_from_memory(std::exchange(rollback_, std::nullopt), std::move(fields));
   return Status();

@@ -123,6 +123,7 @@ Status StepGuard::Impl::restore() {
   RestoredGeneration from;
   const auto at_most = coordinator_ ? coordinator_->restore_at_most() : std::nullopt;
   Status status = store_->restore(&from, at_most);
+  report_checkpoints();
   if (status.ok()) {
     Status mine;
     if (coordinator_) {
@@ -207,6 +208,7 @@ void StepGuard::Impl::save_checkpoint() {
 void StepGuard::Impl::report_checkpoints() {
   if (!coordinator_ || !store_) return;
   for (CheckpointOutcome& outcome : store_->take_outcomes()) {
+    std::erase(publishing_, outcome.id);
     coordinator_->checkpoint_done({outcome.id, outcome.published, outcome.non_finite,
                                    std::move(outcome.reason), outcome.bytes, outcome.seconds,
                                    std::move(outcome.removed)});
@@ -216,6 +218,7 @@ void StepGuard::Impl::report_checkpoints() {
 
 Status StepGuard::Impl::complete_checkpoint() {
   const PausedWatchdog paused(watchdog_.get());
+  if (coordinator_) publishing_.push_back(store_->flight());
   return store_->complete();
 }
 
@@ -235,6 +238,7 @@ void StepGuard::Impl::judge_checkpoint(const Verdict& verdict) {
 // What is proven and only not on disk yet may be gone back to: that waits for it.
 void StepGuard::Impl::tell_generations() {
   std::vector<GenerationId> generations = store_->generations();
+  generations.insert(generations.end(), publishing_.begin(), publishing_.end());
   if (store_->in_flight() && flight_proven_) generations.push_back(store_->flight());
   coordinator_->set_generations(std::move(generations));
 }
