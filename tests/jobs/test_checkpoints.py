@@ -195,7 +195,7 @@ class Damage(CheckpointTest):
         self.assertEqual([], list((killed.run_dir / "checkpoints").glob(".*")))
 
     def test_case_22_each_kind_of_damage_is_refused_and_set_aside(self):
-        """Nine generations, each damaged in another way: the one before them is restored."""
+        """A generation for each, and the one before them is restored."""
         def cut(path, size):
             os.truncate(path, path.stat().st_size + size if size < 0 else size)
 
