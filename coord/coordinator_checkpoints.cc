@@ -66,7 +66,9 @@ Decision Coordinator::go_back_or_end(const Decision& wanted, const Incident& inc
     return {Action::kAbort, choice.code, choice.why + ": " + wanted.reason};
   }
   rollback_ = Rollback{*choice.to, incident.attempt};
-  return {Action::kRollBack, StatusCode::kOk, "back to " + choice.to->name() + ": " + wanted.reason};
+  Decision decision{Action::kRollBack, StatusCode::kOk, "back to " + choice.to->name() + ": " + wanted.reason};
+  decision.back_to = choice.to;
+  return decision;
 }
 
 Status Coordinator::restored(const RestoredState& at) {

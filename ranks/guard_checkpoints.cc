@@ -69,9 +69,12 @@ Status StepGuard::Impl::register_state(TrainingState state) {
   if (options_.checkpoints.interval_attempts == 0) return choose_beginning(&restores);
 
   std::string folder;
-  if (coordinator_) folder = std::filesystem::absolute(checkpoints_path(options_.run_dir)).string();
-  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, options_.checkpoints,
-                                         state_, &store_);
+  CheckpointOptions checkpoints = options_.checkpoints;
+  if (coordinator_) {
+    folder = std::filesystem::absolute(checkpoints_path(options_.run_dir)).string();
+    checkpoints.before_publication = coordinator_->still_holds();
+  }
+  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, checkpoints, state_, &store_);
       !s.ok()) {
     return s;
   }
@@ -244,7 +247,11 @@ void StepGuard::Impl::tell_generations() {
 }
 
 Status StepGuard::Impl::settle_checkpoint(const Decision& decision, const Verdict& verdict) {
-  const bool hurries = decision.ends_run() || decision.action == Action::kRollBack;
+  // A generation that is not the one to go back to would only be set aside, or make retention remove that one.
+  if (decision.rolls_back() && store_->in_flight() && decision.back_to != store_->flight()) {
+    store_->abandon("the run goes back behind it");
+  }
+  const bool hurries = decision.ends_run() || decision.rolls_back();
   if (store_->in_flight() && flight_proven_ && (verdict.parts_done || hurries)) {
     if (Status s = complete_checkpoint(); !s.ok()) return s;
   }
