@@ -140,7 +140,7 @@ void Coordinator::run_finished(std::uint64_t epoch, std::uint64_t attempts, std:
 
 // Also says so when the run fails in the same way again and again.
 void Coordinator::end_epoch(Decision* decision, const Incident* incident) {
-  const bool older = newest_before(generations_, memory_->first_attempt()).has_value();
+  const bool older = newest_before(generations_, memory_->restored_attempt()).has_value();
   const std::uint64_t identical =
       add_ending(*policy_, decision->code, decision->reason, incident, older, memory_.get());
   if (do_not_requeue_) memory_->mutable_hold()->set_identical_failures(std::max<std::uint64_t>(identical, 1));

@@ -65,7 +65,7 @@ Decision Coordinator::go_back_or_end(const Decision& wanted, const Incident& inc
     do_not_requeue_ = choice.do_not_requeue;
     return {Action::kAbort, choice.code, choice.why + ": " + wanted.reason};
   }
-  rollback_ = Rollback{*choice.to, incident.attempt};
+  rollback_ = Rollback{*choice.to, incident.attempt, incident.closing};
   Decision decision{Action::kRollBack, StatusCode::kOk, "back to " + choice.to->name() + ": " + wanted.reason};
   decision.back_to = choice.to;
   return decision;
@@ -83,6 +83,7 @@ Status Coordinator::restored(const RestoredState& at) {
   keep_history(*memory_, &lineage);
   *memory_ = std::move(lineage);
   memory_->set_attempt(at.from.attempt);
+  memory_->set_restored_attempt(at.from.attempt);
   memory_->set_update(at.update);
   memory_->set_skips(at.skips);
   memory_->clear_restore_before();
@@ -105,10 +106,10 @@ void Coordinator::go_on_from_memory(const std::optional<Rollback>& rollback, Jso
   if (rollback) memory_->set_epoch(memory_->epoch() + 1);
   const std::uint64_t from = memory_->attempt();
   const bool skips_data = rollback && policy_->rollback_skips_data();
-  if (skips_data) {
-    memory_->set_attempt(rollback->attempt + 1);
-    memory_->set_skips(memory_->skips() + rollback->attempt + 1 - from);
-  }
+  // After the last attempt there is none to drop.
+  const std::uint64_t end = skips_data ? rollback->attempt + (rollback->closing ? 0 : 1) : from;
+  memory_->set_attempt(end);
+  memory_->set_skips(memory_->skips() + (end - from));
   memory_->set_first_attempt(memory_->attempt());
   restore_parts();
   if (dropped_) dropped_->restore(*memory_);
@@ -125,7 +126,7 @@ void Coordinator::go_on_from_memory(const std::optional<Rollback>& rollback, Jso
   if (dropped_ && !look_for_takeover()) {
     static_cast<void>(ledger_.append("went_back", {{"epoch", memory_->epoch()}, {"attempt", from}}));
   }
-  for (std::uint64_t attempt = from; skips_data && attempt <= rollback->attempt; ++attempt) {
+  for (std::uint64_t attempt = from; attempt < end; ++attempt) {
     drop_samples(memory_->epoch(), attempt, memory_->update(), -1);
   }
   update_metrics();

@@ -206,8 +206,10 @@ void Coordinator::finish_evidence() {
   if (!evidence_) return;
   const auto most =
       std::chrono::milliseconds(static_cast<std::int64_t>(policy_->evidence().deadline_seconds() * 1000));
-  if (!evidence_->wait_for(most)) tell_no_evidence("it was not on disk in time");
-  report_evidence();
+  if (evidence_->wait_for(most)) return report_evidence();
+  tell_no_evidence("it was not on disk in time");
+  // Its destructor would wait for a disk that hangs, and the process is about to end.
+  static_cast<void>(evidence_.release());
 }
 
 }  // namespace holdfast

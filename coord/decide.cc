@@ -118,7 +118,8 @@ Decision on_error(const Policy& policy, const SkipBudget& budget, const Incident
 }
 
 Decision on_failed_update(const Policy& policy, const Incident& incident, bool can_roll_back) {
-  const bool threw = incident.verdict.sum.errors() != 0;
+  // Of this verdict the reports tell of failed updates only; the error lane counts exceptions of this attempt, too.
+  const bool threw = incident.first_error() != nullptr;
   const bool on_all = incident.verdict.sum.updates_failed() == incident.verdict.sum.participants();
   // Where every replica wrote the same they still agree; but what they agree on is spoilt. On some of them,
   // it is spoilt too, when there is something to go back to.

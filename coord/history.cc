@@ -78,7 +78,7 @@ std::uint64_t add_ending(const Policy& policy, StatusCode code, const std::strin
   bool too_many = identical >= (state->fell_back() ? 2 * most : most);
   if (too_many && older_checkpoint && !state->fell_back()) {
     state->set_fell_back(true);
-    state->set_restore_before(state->first_attempt());
+    state->set_restore_before(state->restored_attempt());
     too_many = false;
   }
   if (!too_many && !needs_acknowledgement(code)) return identical;
@@ -116,6 +116,7 @@ std::string describe_hold(const Policy& policy, const std::string& run_dir, cons
 void release_hold(RunState* state) {
   const bool row_ends = state->hold().has_identical_failures();
   state->clear_hold();
+  if (row_ends) state->clear_repeated_failure();
   if (row_ends && state->endings_size() > 0) {
     state->mutable_endings(state->endings_size() - 1)->set_forgiven(true);
   }

@@ -109,7 +109,7 @@ BadCounts Incident::counts() const {
   const std::optional<Stage> at = stage();
   BadCounts counts = at ? verdict.sum.bad(*at) : BadCounts();
   const std::uint64_t ranks = verdict.sum.participants();
-  const bool on_all = verdict.sum.updates_failed() == ranks && verdict.sum.errors() == 0;
+  const bool on_all = verdict.sum.updates_failed() == ranks && first_error() == nullptr;
   if (verdict.kind != Verdict::Kind::kUpdateFailed || !on_all) return counts;
   const std::vector<Origin> found = origins();
   const bool alike = std::ranges::all_of(found, [&](const Origin& origin) {

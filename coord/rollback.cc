@@ -65,7 +65,7 @@ RollbackChoice choose_rollback(const Policy& policy, const Incident& incident, s
     stop.do_not_requeue = true;
     return stop;
   }
-  if (times == most) failure.set_before(restored_at);
+  if (times == most) failure.set_before(state->restored_attempt());
   const auto to = newest_before(generations, failure.has_before() ? failure.before() : ~std::uint64_t{0});
   if (!to) {
     RollbackChoice none = end_run(

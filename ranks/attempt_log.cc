@@ -90,10 +90,11 @@ void AttemptLog::add_written(std::string_view tensor, const Probe& probe, std::i
       {Stage::kOptimizer, clip(tensor), static_cast<std::uint64_t>(offset + probe.first_bad), probe.bad, -1});
 }
 
-void AttemptLog::forget_update() {
+void AttemptLog::go_back() {
   failed_update_.reset();
   written_.clear();
   written_counts_ = BadCounts();
+  no_next_batch_ = false;  // there are attempts to make again
 }
 
 void AttemptLog::prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests) {

@@ -46,8 +46,8 @@ class AttemptLog {
   void request_stop() { stop_requested_ = true; }
   void set_no_next_batch() { no_next_batch_ = true; }  // survives clear(): data that ended stays ended
 
-  // Going back undoes the update that failed or wrote something that is not finite.
-  void forget_update();
+  // Going back undoes the update that failed or wrote something that is not finite, and where the data ended.
+  void go_back();
   // This rank's part of the proof, and the digests of which it is made.
   void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests);
 

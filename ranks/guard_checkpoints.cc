@@ -1,6 +1,8 @@
 // Checkpoints, going back to them, the proof that replicas agree and the sweep for what is not finite.
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "guard_impl.h"
@@ -82,6 +84,7 @@ Status StepGuard::Impl::register_state(TrainingState state) {
   if (Status s = choose_beginning(&restores); !s.ok()) return s;
   if (restores) return restore();
   if (coordinator_) coordinator_->begun_anew();
+  if (scaler_) scale_loss();
   if (Status s = take_position(); !s.ok()) return s;
   save_checkpoint();  // there is always something to go back to
   return Status();
@@ -121,15 +124,19 @@ Status StepGuard::Impl::choose_beginning(bool* restores) {
   return Status();
 }
 
+Status StepGuard::Impl::still_held() const { return coordinator_ ? coordinator_->still_holds()() : Status(); }
+
 // Collective.
 Status StepGuard::Impl::restore() {
   RestoredGeneration from;
   const auto at_most = coordinator_ ? coordinator_->restore_at_most() : std::nullopt;
-  Status status = store_->restore(&from, at_most);
+  // A run that was cut off, and wakes up, must not move what is another's by now.
+  Status status = agree_on_status(collective_, still_held());
+  if (status.ok()) status = store_->restore(&from, at_most);
   report_checkpoints();
   if (status.ok()) {
-    Status mine;
-    if (coordinator_) {
+    Status mine = still_held();
+    if (coordinator_ && mine.ok()) {
       const GenerationId id{from.position.epoch, from.position.attempt};
       mine = store_->set_aside_newer(id);
       if (mine.ok()) {
@@ -148,7 +155,7 @@ Status StepGuard::Impl::restore() {
   saved_at_ = from.position.attempt;
   proof_wanted_ = true;
   applied_ = overflowed_ = false;
-  log_.forget_update();
+  log_.go_back();
   return take_position();
 }
 
@@ -156,7 +163,11 @@ Decision StepGuard::Impl::roll_back() {
   const PausedWatchdog paused(watchdog_.get());
   closing_ = false;
   const Status status = restore();
-  if (status.ok()) return {Action::kRollBack, StatusCode::kOk, "restored " + restored_from_};
+  if (status.ok()) {
+    // A restart must not feed again what was dropped.
+    if (policy_.rollback_skips_data()) save_checkpoint();
+    return {Action::kRollBack, StatusCode::kOk, "restored " + restored_from_};
+  }
   Decision decision{Action::kAbort, status.code(), status.message()};
   decision.agreed = is_agreed(status.code());
   return decision;
@@ -202,6 +213,10 @@ void StepGuard::Impl::save_checkpoint() {
     }
     return;
   }
+  if (coordinator_ && scaler_) {
+    const LossScaler::State& scale = scaler_->state();
+    coordinator_->keep_loss_scale(scale.scale, scale.clean_updates, scale.overflows_to_halve);
+  }
   store_->save({epoch_, attempt_, updates_, skips_}, coordinator_ ? coordinator_->lineage() : Bytes());
   saved_at_ = attempt_;
   flight_proven_ = false;
@@ -220,7 +235,12 @@ void StepGuard::Impl::report_checkpoints() {
 }
 
 Status StepGuard::Impl::complete_checkpoint() {
-  const PausedWatchdog paused(watchdog_.get());
+  // The watchdog pauses for this rank's own disk, and not for the others: who waits for them must be able to find that
+  // they are gone.
+  if (!store_->part_done()) {
+    const PausedWatchdog paused(watchdog_.get());
+    while (!store_->part_done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   if (coordinator_) publishing_.push_back(store_->flight());
   return store_->complete();
 }
@@ -257,10 +277,17 @@ Status StepGuard::Impl::settle_checkpoint(const Decision& decision, const Verdic
   }
   if (decision.action == Action::kStop) return leave_checkpoint();
   if (!decision.ends_run()) return Status();
+  {
+    const PausedWatchdog paused(watchdog_.get());
+    const double most = policy_.evidence().deadline_seconds();
+    if (store_->wait_for(std::chrono::milliseconds(static_cast<std::int64_t>(most * 1000)))) {
+      report_checkpoints();
+    } else {
+      // Its destructor would wait for a disk that hangs, and the process is about to end.
+      static_cast<void>(store_.release());
+    }
+  }
   // Whoever leaves first makes mpirun end the others.
-  const PausedWatchdog paused(watchdog_.get());
-  store_->wait();
-  report_checkpoints();
   return agree_on_status(collective_, Status());
 }
 
@@ -282,8 +309,10 @@ Status StepGuard::Impl::leave_checkpoint() {
       if (Status s = complete_checkpoint(); !s.ok()) return s;
     }
   }
-  const PausedWatchdog paused(watchdog_.get());
-  store_->wait();
+  {
+    const PausedWatchdog paused(watchdog_.get());
+    store_->wait();
+  }
   report_checkpoints();
   return agree_on_status(collective_, Status());
 }

@@ -56,39 +56,59 @@ void StepGuard::Impl::provide_evidence(EvidenceProviders providers) {
 // Collective, when evidence is wanted: each rank of `order` tells rank 0 what it has, in one gather. The
 // buffers that forward mutates are as they were before the attempt, here and afterwards.
 Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
-  const bool chosen = std::ranges::count(order.ranks, collective_.rank()) != 0;
+  progress(Phase::kDecide);  // on every rank: whoever waits for a rerun must not seem to be behind it
   Bytes mine;
-  if (chosen || order.from_all || collective_.rank() == 0) {
-    EvidenceRecorder recorder(collective_.rank(), log_.host(), chosen, chosen ? order.bytes : 0);
-    // What this attempt measured says nothing of the update before it.
-    if ((chosen || collective_.rank() == 0) && !order.of_update) {
-      put_tallies(log_, scaler_.has_value(), &recorder.part());
-    }
-    if (order.of_update) {
-      if (chosen) record_subject(order, &recorder);
-    } else {
-      ask_providers(order, chosen, &recorder);
-    }
-    mine = recorder.part().SerializeAsString();
-    if (collective_.rank() == 0 && order.full) mine += state_evidence(order.state_bytes);
+  try {
+    mine = own_evidence(order);
+  } catch (...) {
+    mine.clear();  // no memory: evidence never decides
   }
   std::vector<Bytes> all;
   if (Status s = collective_.gather(mine, &all); !s.ok()) return s;
   if (!coordinator_) return Status();
-  std::vector<EvidencePart> parts;
-  for (const Bytes& bytes : all) {
-    EvidencePart part;
-    if (!bytes.empty() && part.ParseFromString(bytes)) parts.push_back(std::move(part));
+  try {
+    std::vector<EvidencePart> parts;
+    for (const Bytes& bytes : all) {
+      EvidencePart part;
+      if (!bytes.empty() && part.ParseFromString(bytes)) parts.push_back(std::move(part));
+    }
+    coordinator_->submit_evidence(std::move(parts));
+  } catch (const std::exception& error) {
+    coordinator_->tell_no_evidence(error.what());
   }
-  coordinator_->submit_evidence(std::move(parts));
   return Status();
+}
+
+Bytes StepGuard::Impl::own_evidence(const EvidenceOrder& order) {
+  const bool chosen = std::ranges::count(order.ranks, collective_.rank()) != 0;
+  if (!chosen && !order.from_all && collective_.rank() != 0) return {};
+  EvidenceRecorder recorder(collective_.rank(), log_.host(), chosen, chosen ? order.bytes : 0);
+  // What this attempt measured says nothing of the update before it.
+  if ((chosen || collective_.rank() == 0) && !order.of_update) {
+    put_tallies(log_, scaler_.has_value(), &recorder.part());
+  }
+  if (order.of_update) {
+    if (chosen) record_subject(order, &recorder);
+  } else {
+    ask_providers(order, chosen, &recorder);
+  }
+  Bytes mine = recorder.part().SerializeAsString();
+  if (collective_.rank() == 0 && order.full) mine += state_evidence(order.state_bytes);
+  return mine;
+}
+
+// It has a deadline of its own.
+void StepGuard::Impl::finish_evidence() {
+  if (!coordinator_) return;
+  if (watchdog_) watchdog_->board().pause();
+  coordinator_->finish_evidence();
+  if (watchdog_) watchdog_->board().resume();
 }
 
 void StepGuard::Impl::ask_providers(const EvidenceOrder& order, bool chosen, EvidenceRecorder* recorder) {
   const EvidenceSubject subject{epoch_, attempt_, order.stage, order.tensor, order.index, order.micro_batch};
   if (chosen && providers_.batch) call(recorder, [&] { providers_.batch(subject, *recorder); });
   if (!order.full || !providers_.rerun || (!chosen && !order.from_all)) return;
-  progress(Phase::kDecide);
   call(recorder, [&] { providers_.rerun(subject, *recorder); });
   snapshot_.restore();
   recorder->part().set_reran(true);

@@ -137,6 +137,7 @@ void StepGuard::Impl::watch_headroom(std::string_view tensor, DType dtype, doubl
 
 Decision StepGuard::Impl::close() {
   log_.clear();
+  snapshot_.take();
   closing_ = true;
   if (coordinator_) coordinator_->look_for_takeover();
   if (store_ && !store_->in_flight() && saved_at_ != attempt_) save_checkpoint();
@@ -146,7 +147,7 @@ Decision StepGuard::Impl::close() {
   if (store_) {
     if (Status s = leave_checkpoint(); !s.ok()) return failed(s);
   }
-  if (coordinator_) coordinator_->finish_evidence();
+  finish_evidence();
   if (coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
   return decision;
 }
@@ -235,8 +236,8 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
   if (decision.evidence) {
     if (Status s = collect_evidence(*decision.evidence); !s.ok()) return failed(s);
     if (decision.ends_run()) {
+      finish_evidence();
       // Whoever leaves first makes mpirun end the others.
-      if (coordinator_) coordinator_->finish_evidence();
       if (Status s = agree_on_status(collective_, Status()); !s.ok()) return failed(s);
     }
   }

@@ -117,6 +117,8 @@ class StepGuard::Impl {
   Decision end_attempt(Decision decision, const Verdict& verdict = {});
 
   Status collect_evidence(const EvidenceOrder& order);  // collective
+  Bytes own_evidence(const EvidenceOrder& order);
+  void finish_evidence();
   void ask_providers(const EvidenceOrder& order, bool chosen, EvidenceRecorder* recorder);
   void record_subject(const EvidenceOrder& order, EvidenceRecorder* recorder);
   Bytes state_evidence(std::uint64_t most_bytes) const;
@@ -136,6 +138,7 @@ class StepGuard::Impl {
   Status replicas_agree_now(bool* agree);
   Status agree_on_settings();
   Status choose_beginning(bool* restores);
+  Status still_held() const;
   Status restore();
   StateBytes own_state();
 };

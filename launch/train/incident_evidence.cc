@@ -169,7 +169,13 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
     Rerun watcher(to, scaled);
     std::ranges::fill(workload.gradients(), 0.0f);
     workload.set_tap(&watcher);
-    local.run(plan, watcher);
+    try {
+      local.run(plan, watcher);
+    } catch (...) {
+      workload.set_tap(nullptr);
+      for (int m = 0; m < static_cast<int>(plan.rng_keys.size()); ++m) local.set_natural_faults(plan, m, false);
+      throw;
+    }
     workload.set_tap(nullptr);
     if (local.sum_overflow_due(plan)) grow_to_the_limit(workload.gradients(), options.dtype());
     std::vector<std::uint16_t> scratch;

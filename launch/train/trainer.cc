@@ -71,7 +71,7 @@ class Trainer final : AttemptWatcher {
         const Decision decision = one_attempt();
         if (options_.print_timing) times_.end();
         if (decision.ends_run()) return abandon(decision);
-        data_left = !decision.last_attempt_with_data;
+        data_left = decision.rolls_back() ? all_have_data() : !decision.last_attempt_with_data;
       }
       progress_.finish();
       if (guard_ == nullptr) return {};
@@ -500,6 +500,9 @@ Ending train(const Options& options, const Status& parsed, MPI_Comm communicator
       return refuse(s, collective.rank());
   }
   Trainer trainer(options, communicator, collective, prepared, guard.get());
+  // Whatever happens, the guard goes first: it reads what the trainer holds.
+  const auto release = [&](StepGuard*) { guard.reset(); };
+  const std::unique_ptr<StepGuard, decltype(release)> guard_first(guard.get(), release);
   if (Status s = trainer.register_state(); !s.ok()) return refuse(s, collective.rank());
   if (collective.rank() == 0) print_start(options, collective.size(), guard.get());
   if (guard) install_stop_signals();

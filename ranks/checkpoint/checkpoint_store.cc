@@ -75,6 +75,7 @@ class CheckpointStore::Impl {
   std::vector<CheckpointOutcome> take_outcomes();
   std::vector<GenerationId> generations() const;
   void wait() { writer_.wait(); }
+  bool wait_for(std::chrono::milliseconds most) { return writer_.wait_for(most); }
 
  private:
   bool is_rank_0() const { return collective_.rank() == 0; }
@@ -296,6 +297,7 @@ Status CheckpointStore::complete() { return impl_->complete(); }
 void CheckpointStore::abandon(const std::string& why) { impl_->abandon(why); }
 std::vector<CheckpointOutcome> CheckpointStore::take_outcomes() { return impl_->take_outcomes(); }
 void CheckpointStore::wait() { impl_->wait(); }
+bool CheckpointStore::wait_for(std::chrono::milliseconds most) { return impl_->wait_for(most); }
 Status CheckpointStore::restore(RestoredGeneration* out, const std::optional<GenerationId>& at_most) {
   return impl_->restore(out, at_most);
 }

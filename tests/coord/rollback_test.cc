@@ -35,6 +35,7 @@ struct Rollbacks {
     last = choose_rollback(policy, spoilt(attempt, tensor), restored_at, generations, &state);
     if (!last.to) return std::nullopt;
     restored_at = last.to->attempt;
+    state.set_restored_attempt(restored_at);
     return restored_at;
   }
 
@@ -88,6 +89,7 @@ TEST(Rollback, TheSameFailureFallsBackOneGenerationAndThenStops) {
 TEST(Rollback, AlwaysAtLoadPlusThreeIsTheSameFailureWhereverItWasLoaded) {
   Rollbacks run("max_identical_failures: 2");
   run.restored_at = 200;
+  run.state.set_restored_attempt(200);
   EXPECT_EQ(run.fail(203), Attempt(200));
   EXPECT_EQ(run.fail(203), Attempt(100));
   EXPECT_EQ(run.fail(103), Attempt(100));

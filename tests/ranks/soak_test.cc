@@ -295,7 +295,7 @@ std::string budgets(const std::string& run_dir) {
   RunState state;
   EXPECT_TRUE(read_state(run_dir, &state).ok());
   for (const char* field : {"epoch", "holder", "incidents", "endings", "rollbacks", "repeated_failure",
-                            "first_attempt", "generation", "restore_before", "fell_back", "run_id", "claimed_epoch"}) {
+                            "first_attempt", "generation", "restore_before", "fell_back", "run_id", "claimed_epoch", "restored_attempt"}) {
     const auto* descriptor = state.GetDescriptor()->FindFieldByName(field);
     if (descriptor == nullptr) ADD_FAILURE() << field;
     state.GetReflection()->ClearField(&state, descriptor);

@@ -222,7 +222,7 @@ class StepGuard {
   void request_stop();
 
   // This rank has no batch for the attempt after this one: every rank gets `last_attempt_with_data`. Must be
-  // said one attempt before the data runs out; holds from then on.
+  // said one attempt before the data runs out; holds from then on, until a roll_back().
   void no_next_batch();
 
   // Collective: one all-reduce when the attempt is clean. Otherwise the bad ranks tell rank 0 what they saw,

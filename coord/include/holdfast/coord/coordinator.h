@@ -145,6 +145,7 @@ class Coordinator {
   // background.
   void submit_evidence(std::vector<EvidencePart> parts);
   void report_evidence();
+  void tell_no_evidence(const std::string& why);
   // The run ends: waits for what is being written, as long as the policy says.
   void finish_evidence();
 
@@ -169,11 +170,11 @@ class Coordinator {
   // In coordinator_evidence.cc.
   std::optional<EvidenceOrder> order_evidence(const Incident& incident, const Decision& decision);
   void describe(const Incident& incident, const Decision& decision, BundleManifest* about) const;
-  void tell_no_evidence(const std::string& why);
   // In coordinator_checkpoints.cc.
   struct Rollback {
     GenerationId to;
     std::uint64_t attempt;  // that led to it
+    bool closing;           // after the last one
   };
   Decision go_back_or_end(const Decision& wanted, const Incident& incident);
   void go_on_from_memory(const std::optional<Rollback>& rollback, nlohmann::ordered_json what);

@@ -2,6 +2,7 @@
 // finite, kept in several generations, restored from the newest that every rank finds clean.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -87,6 +88,8 @@ class CheckpointStore {
 
   // Local: waits until nothing is written any more, on rank 0 until what complete() started is published.
   void wait();
+  // Whether that was so in time.
+  bool wait_for(std::chrono::milliseconds most);
 
   // Collective, between two attempts: fills the memory of `state` and calls its load()s, from the newest generation that
   // every rank finds whole and finite and rank 0 does not rule out. Older ones are tried in turn; what is damaged or not
