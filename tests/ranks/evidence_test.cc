@@ -39,9 +39,9 @@ EvidenceProviders providers(int rank, Calls* calls, std::size_t batch = 4) {
   };
   all.rerun = [=](const EvidenceSubject& subject, EvidenceRecorder& to) {
     ++calls->rerun[at];
-    std::vector<float> values(8, 1.0f);
+    std::vector<float> values(64, 1.0f);
     to.layer(Stage::kForward, EvidenceRecorder::Kind::kActivation, "first", TensorView::of(values), 0, false);
-    if (subject.index >= 0) values[static_cast<std::size_t>(subject.index)] = kNanF;
+    if (subject.index >= 0) values.at(static_cast<std::size_t>(subject.index)) = kNanF;
     to.layer(subject.stage, EvidenceRecorder::Kind::kOther, subject.tensor, TensorView::of(values), -1,
              false);
   };
