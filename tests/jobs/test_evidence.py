@@ -244,6 +244,18 @@ class Replays(ReplayTest):
                             (NOT_REPRODUCED, total, "natural_faults=off"),
                             (REPRODUCED, record, "record.0.0=0"), (NOT_REPRODUCED, record, f"record.0.{BATCH - 1}=0"))
 
+    def test_a_loss_that_is_scaled(self):
+        """The attempt is made again at its scale; a defect is one at any other, too."""
+        job = self.capture("--precision", "fp16", "--inject", "nan@loss,rank=1,attempt=8",
+                           "--fault", "dropped-square-root,attempt=14,rank=1", steps=16)
+        loss, root = (self.bundles(job)[attempt] for attempt in (8, 14))
+        scales = {skip["attempt"]: skip["loss_scale"] for skip in job.skips()}
+        for attempt, bundle in ((8, loss), (14, root)):
+            self.assertGreater(scales[attempt], 1, job)
+            self.assertEqual(scales[attempt], self.manifest(bundle)["loss_scale"])
+        self.assert_replays((REPRODUCED, loss), (REPRODUCED, root), (REPRODUCED, root, "loss_scale=1"),
+                            (NOT_REPRODUCED, root, "natural_faults=off"))
+
     def test_an_exception(self):
         job = self.capture("--inject", "throw@forward,rank=1,attempt=1", steps=3)
         (bundle,) = self.bundles(job).values()
