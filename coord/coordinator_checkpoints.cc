@@ -66,7 +66,9 @@ Decision Coordinator::go_back_or_end(const Decision& wanted, const Incident& inc
     return {Action::kAbort, choice.code, choice.why + ": " + wanted.reason};
   }
   rollback_ = Rollback{*choice.to, incident.attempt};
-  return {Action::kRollBack, StatusCode::kOk, "back to " + choice.to->name() + ": " + wanted.reason};
+  Decision decision{Action::kRollBack, StatusCode::kOk, "back to " + choice.to->name() + ": " + wanted.reason};
+  decision.back_to = choice.to;
+  return decision;
 }
 
 Status Coordinator::restored(const RestoredState& at) {
@@ -84,6 +86,7 @@ Status Coordinator::restored(const RestoredState& at) {
   memory_->set_update(at.update);
   memory_->set_skips(at.skips);
   memory_->clear_restore_before();
+  for (const std::string& why : at.refused) std::fprintf(stderr, "holdfast: %s\n", printable(why).c_str());
   Json fields = {{"generation", at.from.name()}, {"generation_ranks", at.ranks}, {"refused", at.refused}};
   go_on_from_memory(std::exchange(rollback_, std::nullopt), std::move(fields));
   return Status();

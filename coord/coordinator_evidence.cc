@@ -26,7 +26,7 @@ const char* kind_name(Verdict::Kind kind) {
     case Verdict::Kind::kError: return "ERROR";
     case Verdict::Kind::kUpdateFailed: return "UPDATE_FAILED";
     case Verdict::Kind::kDiverged: return "DIVERGED";
-    case Verdict::Kind::kRequested: return "RULE_FIRED";
+    case Verdict::Kind::kRequested: return "REQUESTED";
     default: return "";
   }
 }

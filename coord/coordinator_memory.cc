@@ -173,6 +173,18 @@ bool Coordinator::look_for_takeover() {
   return taken_over_;
 }
 
+std::function<Status()> Coordinator::still_holds() const {
+  RunState mine;
+  mine.set_epoch(memory_->epoch());
+  mine.set_claimed_epoch(memory_->claimed_epoch());
+  mine.set_holder(memory_->holder());
+  return [mine, run_dir = folder_.path()]() -> Status {
+    const std::string by = taken_over_by(run_dir, mine);
+    if (by.empty()) return Status();
+    return {StatusCode::kRanksDisagree, "another run has taken over " + run_dir + " (" + by + ")"};
+  };
+}
+
 void Coordinator::write_memory(bool first) {
   clean_attempts_ = 0;
   if (!keeps_record_ || taken_over_) return;

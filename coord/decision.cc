@@ -52,6 +52,10 @@ std::string encode_decision(const Decision& decision) {
   message.set_action(static_cast<int>(decision.action));
   message.set_exit_code(decision.exit_code());
   message.set_reason(decision.reason);
+  if (decision.back_to) {
+    message.set_generation_epoch(decision.back_to->epoch);
+    message.set_generation_attempt(decision.back_to->attempt);
+  }
   if (decision.evidence) encode(*decision.evidence, message.mutable_evidence());
   return message.SerializeAsString();
 }
@@ -68,6 +72,10 @@ bool decode_decision(const std::string& bytes, Decision* decision) {
   decision->code = static_cast<StatusCode>(message.exit_code());
   decision->reason = message.reason();
   decision->evidence.reset();
+  decision->back_to.reset();
+  if (message.has_generation_epoch() && message.has_generation_attempt()) {
+    decision->back_to = GenerationId{message.generation_epoch(), message.generation_attempt()};
+  }
   if (!message.has_evidence()) return true;
   if (message.evidence().stage() < 0 || message.evidence().stage() >= kStageCount) return false;
   decision->evidence = decoded(message.evidence());

@@ -31,16 +31,20 @@ std::uint64_t cause_of(const Ending& ending) {
   return XXH3_64bits(text.data(), text.size());
 }
 
+// As long after its start, or at the same attempt: after falling back it takes longer to get to the same
+// data.
+bool same_failure(const Ending& one, const Ending& other) {
+  return one.has_cause() && one.cause() == other.cause() &&
+         (one.attempts_made() == other.attempts_made() || one.attempt() == other.attempt());
+}
+
 std::uint64_t identical_failures(const RunState& state) {
   const auto& endings = state.endings();
   const Ending& last = endings.at(endings.size() - 1);
   std::uint64_t count = 0;
   for (int i = endings.size() - 1; i >= 0; --i) {
     const Ending& ending = endings.at(i);
-    if (ending.forgiven() || !ending.has_cause() || ending.cause() != last.cause() ||
-        ending.attempts_made() != last.attempts_made()) {
-      break;
-    }
+    if (ending.forgiven() || !same_failure(ending, last)) break;
     ++count;
   }
   return count;

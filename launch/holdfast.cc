@@ -14,10 +14,11 @@ Examples:
   holdfast ack runs/long --owner ana --note "shard 3 was damaged, replaced"
   holdfast policy check run.policy          read a policy as a run would
   holdfast checkpoint verify runs/long      read its checkpoints, and say which are clean
+  holdfast incident list runs/long          what is kept of its incidents
   source <(holdfast completion bash)
 holdfast COMMAND --help says more of each.
-Exit codes: 0 done   1 `stop` asked, and the run goes on still; a checkpoint is not clean   64 usage, or nothing to be
-            done in that folder   80 internal error)";
+Exit codes: 0 done   1 `stop` asked, and the run goes on still; a checkpoint, bundle or report is not clean   64 usage, or
+            nothing to be done in that folder   80 internal error)";
 
 int fail(const char* why, holdfast::StatusCode code) {
   std::fprintf(stderr, "holdfast: %s\n", holdfast::printable(why).c_str());
@@ -38,6 +39,7 @@ int main(int argc, char** argv) {
     holdfast::cli::add_ack(&app, &outcome);
     holdfast::cli::add_policy(&app, &outcome);
     holdfast::cli::add_checkpoint(&app, &outcome);
+    holdfast::cli::add_incident(&app, &outcome);
     holdfast::cli::add_completion(&app, &outcome);
     try {
       app.parse(argc, argv);

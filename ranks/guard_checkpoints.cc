@@ -69,9 +69,12 @@ Status StepGuard::Impl::register_state(TrainingState state) {
   if (options_.checkpoints.interval_attempts == 0) return choose_beginning(&restores);
 
   std::string folder;
-  if (coordinator_) folder = std::filesystem::absolute(checkpoints_path(options_.run_dir)).string();
-  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, options_.checkpoints,
-                                         state_, &store_);
+  CheckpointOptions checkpoints = options_.checkpoints;
+  if (coordinator_) {
+    folder = std::filesystem::absolute(checkpoints_path(options_.run_dir)).string();
+    checkpoints.before_publication = coordinator_->still_holds();
+  }
+  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, checkpoints, state_, &store_);
       !s.ok()) {
     return s;
   }
@@ -123,6 +126,7 @@ Status StepGuard::Impl::restore() {
   RestoredGeneration from;
   const auto at_most = coordinator_ ? coordinator_->restore_at_most() : std::nullopt;
   Status status = store_->restore(&from, at_most);
+  report_checkpoints();
   if (status.ok()) {
     Status mine;
     if (coordinator_) {
@@ -207,6 +211,7 @@ void StepGuard::Impl::save_checkpoint() {
 void StepGuard::Impl::report_checkpoints() {
   if (!coordinator_ || !store_) return;
   for (CheckpointOutcome& outcome : store_->take_outcomes()) {
+    std::erase(publishing_, outcome.id);
     coordinator_->checkpoint_done({outcome.id, outcome.published, outcome.non_finite,
                                    std::move(outcome.reason), outcome.bytes, outcome.seconds,
                                    std::move(outcome.removed)});
@@ -216,6 +221,7 @@ void StepGuard::Impl::report_checkpoints() {
 
 Status StepGuard::Impl::complete_checkpoint() {
   const PausedWatchdog paused(watchdog_.get());
+  if (coordinator_) publishing_.push_back(store_->flight());
   return store_->complete();
 }
 
@@ -235,12 +241,17 @@ void StepGuard::Impl::judge_checkpoint(const Verdict& verdict) {
 // What is proven and only not on disk yet may be gone back to: that waits for it.
 void StepGuard::Impl::tell_generations() {
   std::vector<GenerationId> generations = store_->generations();
+  generations.insert(generations.end(), publishing_.begin(), publishing_.end());
   if (store_->in_flight() && flight_proven_) generations.push_back(store_->flight());
   coordinator_->set_generations(std::move(generations));
 }
 
 Status StepGuard::Impl::settle_checkpoint(const Decision& decision, const Verdict& verdict) {
-  const bool hurries = decision.ends_run() || decision.action == Action::kRollBack;
+  // A generation that is not the one to go back to would only be set aside, or make retention remove that one.
+  if (decision.rolls_back() && store_->in_flight() && decision.back_to != store_->flight()) {
+    store_->abandon("the run goes back behind it");
+  }
+  const bool hurries = decision.ends_run() || decision.rolls_back();
   if (store_->in_flight() && flight_proven_ && (verdict.parts_done || hurries)) {
     if (Status s = complete_checkpoint(); !s.ok()) return s;
   }

@@ -60,7 +60,10 @@ Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
   Bytes mine;
   if (chosen || order.from_all || collective_.rank() == 0) {
     EvidenceRecorder recorder(collective_.rank(), log_.host(), chosen, chosen ? order.bytes : 0);
-    if (chosen || collective_.rank() == 0) put_tallies(log_, scaler_.has_value(), &recorder.part());
+    // What this attempt measured says nothing of the update before it.
+    if ((chosen || collective_.rank() == 0) && !order.of_update) {
+      put_tallies(log_, scaler_.has_value(), &recorder.part());
+    }
     if (order.of_update) {
       if (chosen) record_subject(order, &recorder);
     } else {

@@ -97,12 +97,13 @@ class StepGuard::Impl {
   std::unique_ptr<CheckpointStore> store_;  // when checkpoints are written
   std::optional<std::uint64_t> saved_at_;   // the attempt that the last one was begun at
   EvidenceProviders providers_;
-  bool flight_proven_ = false;          // replicas agreed on what is in flight
-  std::string restored_from_;           // name of the generation; "" for none
-  std::unique_ptr<StateSweep> sweep_;   // when state is registered
-  bool proof_wanted_ = false;           // in the next attempt, whatever the schedule says
-  bool proves_ = false;                 // the running attempt carries a proof
-  std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
+  bool flight_proven_ = false;              // replicas agreed on what is in flight
+  std::vector<GenerationId> publishing_;    // completed, and of which no outcome is known yet; on rank 0
+  std::string restored_from_;               // name of the generation; "" for none
+  std::unique_ptr<StateSweep> sweep_;       // when state is registered
+  bool proof_wanted_ = false;               // in the next attempt, whatever the schedule says
+  bool proves_ = false;                     // the running attempt carries a proof
+  std::unique_ptr<Watchdog> watchdog_;      // last: its thread ends first
 
  private:
   std::uint64_t agreement_lane() const;

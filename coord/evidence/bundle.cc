@@ -225,6 +225,21 @@ std::vector<std::string> Bundle::Impl::verify() const {
   return lines;
 }
 
+std::string incidents_path(const std::string& run_dir) { return run_dir + "/incidents"; }
+
+Status list_bundles(FileSystem& files, const std::string& incidents, std::vector<GenerationId>* out) {
+  out->clear();
+  if (!files.exists(incidents)) return Status();
+  std::vector<std::string> names;
+  if (Status s = files.list(incidents, &names); !s.ok()) return s;
+  for (const std::string& name : names) {
+    GenerationId id;
+    if (parse_generation_name(name, &id)) out->push_back(id);
+  }
+  std::ranges::sort(*out);
+  return Status();
+}
+
 // ---- the public face
 
 Bundle::Bundle(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -11,11 +11,11 @@
 #include "bundle_limits.h"
 #include "canonical.h"
 #include "holdfast/coord/evidence/incident_report.h"
+#include "holdfast/coord/evidence/manifest_json.h"
 #include "holdfast/coord/printable.h"
 #include "holdfast/coord/storage/publication.h"
 #include "holdfast/coord/storage/safetensors.h"
 #include "holdfast/coord/storage/sha256.h"
-#include "manifest_json.h"
 
 namespace holdfast {
 namespace {

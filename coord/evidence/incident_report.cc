@@ -119,8 +119,7 @@ bool measure(const BundleManifest& manifest, const EvidencePart& part, std::size
   if (stage->finite == 0) stage->finite_abs_max.reset();
   stage->probe_source = local || reduced ? probe_source(manifest, at, local, reduced) : kNone;
   std::ranges::sort(stage->names);
-  const auto twice = std::ranges::unique(stage->names);
-  stage->names.erase(twice.begin(), twice.end());
+  stage->names.erase(std::unique(stage->names.begin(), stage->names.end()), stage->names.end());
   if (stage->names.size() > kMostNames) stage->names.resize(kMostNames);
   return true;
 }

@@ -1,4 +1,4 @@
-#include "manifest_json.h"
+#include "holdfast/coord/evidence/manifest_json.h"
 
 #include <fmt/format.h>
 #include <google/protobuf/descriptor.h>

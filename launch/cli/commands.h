@@ -19,6 +19,7 @@ struct Outcome {
 void add_ack(CLI::App* app, Outcome* outcome);
 void add_checkpoint(CLI::App* app, Outcome* outcome);
 void add_completion(CLI::App* app, Outcome* outcome);  // after the others
+void add_incident(CLI::App* app, Outcome* outcome);
 void add_policy(CLI::App* app, Outcome* outcome);
 void add_status(CLI::App* app, Outcome* outcome);
 void add_stop(CLI::App* app, Outcome* outcome);

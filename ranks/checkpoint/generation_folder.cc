@@ -45,7 +45,9 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
   const GenerationId id = id_of(manifest);
   std::erase(discarded_, id);
   sweep();  // all ranks are through with what they began before this one
-  if (Status s = write_and_publish(manifest, id, &outcome->bytes); !s.ok()) {
+  Status status = options_.before_publication ? options_.before_publication() : Status();
+  if (status.ok()) status = write_and_publish(manifest, id, &outcome->bytes);
+  if (const Status& s = status; !s.ok()) {
     outcome->reason = id.name() + " refused: " + s.message();
     if (files_.exists(path_of(id))) {
       // Another's of that name, or ours that is only not known to be on disk: not one to remove older ones

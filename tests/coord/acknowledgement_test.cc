@@ -206,6 +206,16 @@ TEST(IdenticalFailures, AnotherPlaceOrAnotherStageOrAnEndInBetweenIsNotTheSame) 
   }
 }
 
+// A run that has fallen back to an older checkpoint takes longer to get to the data that it fails on.
+TEST(IdenticalFailures, AtTheSameAttemptItIsTheSameHoweverLongAfterAStart) {
+  FailingRun run("max_identical_failures: 2");
+  ASSERT_TRUE(run.start().ok());
+  run.fail(exception_on(1, "boom"), 3);
+  ASSERT_TRUE(run.start().ok());
+  const Decision decision = run.fail(exception_on(1, "boom"), 0);
+  EXPECT_NE(decision.reason.find("do not requeue"), std::string::npos) << decision.reason;
+}
+
 TEST(IdenticalFailures, TheHistoryOfEachEpochIsKept) {
   FailingRun run;
   ASSERT_TRUE(run.start().ok());

@@ -3,6 +3,7 @@
 Environment: HOLDFAST_BIN, the folder of the programs; HOLDFAST_MPIEXEC, mpirun; HOLDFAST_DATA, Fashion-MNIST.
 """
 
+import ast
 import ctypes
 import datetime
 import gzip
@@ -110,6 +111,22 @@ def strict_json(text):
 DIGEST = re.compile(r"^digest rank=(?P<rank>\d+) parameters=(?P<parameters>[0-9a-f]+) "
                     r"optimizer=(?P<optimizer>[0-9a-f]+) ema=(?P<ema>[0-9a-f]+) buffers=(?P<buffers>[0-9a-f]+) "
                     r"rng=(?P<rng>[0-9a-f]+) attempts=(?P<attempts>\d+) updates=(?P<updates>\d+)\r?$", re.MULTILINE)
+
+
+def generations(run_dir):
+    """Names of the checkpoints that could be restored, oldest first."""
+    return sorted(path.name for path in (run_dir / "checkpoints").glob("e*-a*"))
+
+
+def protoc_decode(message, binary):
+    """The text format of a message of coord/state.proto."""
+    command = ["protoc", f"--decode=holdfast.{message}", f"-I{ROOT}", "coord/state.proto"]
+    return subprocess.run(command, input=binary, capture_output=True, check=True).stdout.decode()
+
+
+def holdfast(*arguments):
+    """Runs the command line tool to its end."""
+    return subprocess.run([BIN / "holdfast", *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def until(condition, seconds, what):
@@ -220,6 +237,41 @@ class Job:
     def skips(self):
         return [event for event in self.events if event["event"] == "attempt_skipped"]
 
+    def named(self, name):
+        """The events of this name."""
+        return [event for event in self.events if event["event"] == name]
+
+    def generations(self):
+        """Names of the checkpoints that could be restored, oldest first."""
+        return generations(self.run_dir)
+
+    def ledger(self):
+        """{attempt: (origin, ranks)} of what the run left out in the end: going back takes back what was dropped from
+        there on."""
+        dropped = {}
+        for line in map(strict_json, (self.run_dir / "dropped.jsonl").read_text().splitlines()):
+            if line["event"] == "went_back":
+                dropped = {attempt: what for attempt, what in dropped.items() if attempt < line["attempt"]}
+            else:
+                assert line["attempt"] not in dropped, f"dropped twice: {line}"
+                dropped[line["attempt"]] = (line["origin"], line["ranks"])
+        return dropped
+
+    def memory(self):
+        """Lines of RUN_DIR/state by field, but for those that tell one course of the same run from another."""
+        state = protoc_decode("StateFile", (self.run_dir / "state").read_bytes())
+        (payload,) = re.findall(r'^payload: (".*")$', state, re.MULTILINE)
+        fields = {}
+        for line in protoc_decode("RunState", ast.literal_eval("b" + payload)).splitlines():
+            name = re.match(r"\w+", line)
+            field = name[0] if name else field  # a message's lines are indented
+            fields.setdefault(field, []).append(line)
+        course = {"epoch", "holder", "running", "first_attempt", "endings", "incidents", "generation", "rollbacks",
+                  "repeated_failure", "fell_back"}
+        unset = [f"{field}: {default}" for field in fields for default in ("0", "false")]
+        return {field: lines for field, lines in fields.items()
+                if field not in course and not (len(lines) == 1 and lines[0] in unset)}
+
     def seconds_after_start(self):
         """From the first event to mpirun's end."""
         start = datetime.datetime.fromisoformat(self.events[0]["time"].replace("Z", "+00:00"))
@@ -266,9 +318,10 @@ class JobTest(unittest.TestCase):
         path.write_text(text)
         return path
 
-    def trainer(self, *options, run_dir, policy="", data=None, steps=8, batch=4):
+    def trainer(self, *options, run_dir, policy="", data=None, steps=8, batch=4,
+                workload="fashion-mnist"):
         """One rank's command. `policy` is textproto or JSON, not a file."""
-        words = [BIN / "guarded_train", "--workload", "fashion-mnist", "--data", data or self.data, "--steps", steps,
+        words = [BIN / "guarded_train", "--workload", workload, "--data", data or self.data, "--steps", steps,
                  "--batch", batch, "--run-dir", run_dir, "--progress", "plain", *options]
         if policy:
             words += ["--policy", self.policy_file(policy, f"{pathlib.Path(run_dir).name}.policy")]
@@ -330,9 +383,11 @@ class JobTest(unittest.TestCase):
     def assert_record(self, job, *names):
         """The events of the run, by name, each with what every event has.
 
-        Spikes only when asked for: the tiny batches of a test that runs for as long as it takes make one now and then.
+        Some only when asked for. Spikes: the tiny batches of a test that runs for as long as it takes make one now and
+        then. Checkpoints and evidence: the disk decides when, and of which checkpoints there are none.
         """
-        events = [event for event in job.events if event["event"] != "spike" or "spike" in names]
+        beside = {"spike", "checkpoint_published", "checkpoint_failed", "evidence_written"} - set(names)
+        events = [event for event in job.events if event["event"] not in beside]
         self.assertEqual(list(names), [event["event"] for event in events], job)
         for event in events:
             self.assertRegex(event["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")

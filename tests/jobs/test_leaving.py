@@ -5,7 +5,7 @@ import signal
 import time
 import unittest
 
-from jobs import JobTest, until
+from jobs import PATIENCE, JobTest, until
 
 DEADLINE = 3  # seconds without progress
 # mpirun takes 2 s to end what does not end by itself; the rest is for a busy machine.
@@ -124,6 +124,7 @@ class Terminated(JobTest):
 
     def test_a_rank_that_stops_after_sigterm_is_found_too(self):
         job = self.start_training("--inject", f"hang@backward,rank=3,attempt={ATTEMPT}")
+        until(lambda: "injecting hang" in job.err, PATIENCE, "the fault")
         pids = job.pids()
         os.kill(pids[0], signal.SIGTERM)
         time.sleep(1)  # all are there, and answer

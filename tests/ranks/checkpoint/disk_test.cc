@@ -105,6 +105,24 @@ TEST(Case27DiskFull, OnARealFileSystemOfOneMebibyte) {
   EXPECT_EQ(names_in(world.folder), generation_names({2, 4}));
 }
 
+TEST(CheckpointRetention, ARunThatLostItsFolderPublishesAndRemovesNothing) {
+  MemoryDir dir;
+  World world = {.folder = dir / "checkpoints"};
+  bool lost = false;
+  world.options.keep = 1;
+  world.options.before_publication = [&]() -> Status {
+    return lost ? Status(StatusCode::kRanksDisagree, "taken over") : Status();
+  };
+  world.run([&](Rank& rank) {
+    EXPECT_TRUE(rank.publish(1).published);
+    lost = true;
+    const CheckpointOutcome outcome = rank.publish(2);
+    EXPECT_FALSE(outcome.published);
+    EXPECT_NE(outcome.reason.find("taken over"), std::string::npos) << outcome.reason;
+  });
+  EXPECT_EQ(names_in(world.folder), generation_names({1}));
+}
+
 TEST(CheckpointRetention, KeepsTheNewestAndEveryMth) {
   MemoryDir dir;
   World world = {.folder = dir / "checkpoints", .ranks = 2};

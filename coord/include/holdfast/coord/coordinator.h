@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -75,6 +76,10 @@ class Coordinator {
 
   // Where the run is: epoch, attempt, update, skips; loss scale, when one was kept.
   const RunState& memory() const { return *memory_; }
+
+  // Asks whether the run folder is still this run's, by what is on disk: RANKS_DISAGREE when it is not. The function
+  // may be called on any thread, also when the coordinator is gone.
+  std::function<Status()> still_holds() const;
 
   // Whether another run has the folder: then nothing more is written, and handle() aborts with
   // RANKS_DISAGREE. The first is as of the last write, or of a second ago, and is two loads; the second reads

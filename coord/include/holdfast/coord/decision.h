@@ -9,6 +9,7 @@
 
 #include "holdfast/collectives/record.h"
 #include "holdfast/collectives/status.h"
+#include "holdfast/coord/generation_id.h"
 
 namespace holdfast {
 
@@ -36,6 +37,9 @@ struct Decision {
   std::string reason;                       // one line for people; empty for APPLY
 
   std::optional<EvidenceOrder> evidence = {};
+
+  // With ROLL_BACK: the generation that rank 0 has chosen.
+  std::optional<GenerationId> back_to = {};
 
   // A rank has no batch for the next attempt: every rank stops after this one.
   bool last_attempt_with_data = false;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,9 @@ struct CheckpointOptions {
   std::uint64_t keep = 3;               // newest clean generations; at least 1
   std::uint64_t keep_every = 0;         // and every M-th that was published; 0: none of these
   std::uint64_t quota_bytes = 0;        // of all generations together; 0: what the disk holds
+  // Rank 0's: asked on the writer's thread, right before a generation is published; when it is not ok, nothing is
+  // published and nothing removed. For a run whose folder may be taken over by another.
+  std::function<Status()> before_publication = nullptr;
 };
 
 // Where a run is between two attempts.
