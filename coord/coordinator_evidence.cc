@@ -36,8 +36,8 @@ bool is_of_update(Verdict::Kind kind) {
   return kind == Verdict::Kind::kUpdateFailed || kind == Verdict::Kind::kDiverged;
 }
 
-// At most `most`, of distinct hosts first, in the order of ranks.
-std::vector<int> choose_ranks(const Incident& incident, std::size_t most) {
+// At most `most`, of distinct hosts first, in the order of ranks. `others`: how many more there are.
+std::vector<int> choose_ranks(const Incident& incident, std::size_t most, std::size_t* others) {
   std::vector<std::pair<int, std::string>> candidates;
   for (const Origin& origin : incident.origins()) candidates.emplace_back(origin.rank, origin.host);
   if (candidates.empty()) {
@@ -47,10 +47,13 @@ std::vector<int> choose_ranks(const Incident& incident, std::size_t most) {
   }
   std::set<std::string> hosts;
   std::vector<int> chosen;
-  std::vector<int> others;
-  for (const auto& [rank, host] : candidates) (hosts.insert(host).second ? chosen : others).push_back(rank);
-  chosen.insert(chosen.end(), others.begin(), others.end());
+  std::vector<int> of_same_hosts;
+  for (const auto& [rank, host] : candidates) {
+    (hosts.insert(host).second ? chosen : of_same_hosts).push_back(rank);
+  }
+  chosen.insert(chosen.end(), of_same_hosts.begin(), of_same_hosts.end());
   chosen.resize(std::min(chosen.size(), most));
+  *others = candidates.size() - chosen.size();
   std::ranges::sort(chosen);
   return chosen;
 }
@@ -93,7 +96,9 @@ std::optional<EvidenceOrder> Coordinator::order_evidence(const Incident& inciden
   }
   if (kind_name(incident.verdict.kind)[0] == '\0') return std::nullopt;
   EvidenceOrder order;
-  order.ranks = choose_ranks(incident, policy_->evidence().max_full_origins());
+  const std::uint64_t most_origins = policy_->evidence().max_full_origins();
+  std::size_t others = 0;
+  order.ranks = choose_ranks(incident, most_origins, &others);
   order.full = evidence_->next_is_full();
   order.of_update = is_of_update(incident.verdict.kind);
   const std::vector<Origin> origins = incident.origins();
@@ -114,6 +119,11 @@ std::optional<EvidenceOrder> Coordinator::order_evidence(const Incident& inciden
   }
   about_ = std::make_unique<BundleManifest>();
   describe(incident, decision, about_.get());
+  if (others > 0) {
+    Omitted* omitted = about_->add_omitted();
+    omitted->set_what(fmt::format("evidence of {} more origin{}", others, others == 1 ? "" : "s"));
+    omitted->set_why(fmt::format("max_full_origins: {}", most_origins));
+  }
   return order;
 }
 

@@ -95,7 +95,10 @@ void EvidenceRecorder::layer(Stage stage, Kind kind, std::string_view tensor, co
   to->set_dtype(std::string(stored_dtype(values.dtype)));
 }
 
-void EvidenceRecorder::failed(std::string_view what) { part_->set_failure(clip(what)); }
+void EvidenceRecorder::failed(std::string_view what) {
+  const std::string before = part_->failure().empty() ? "" : part_->failure() + "; ";
+  part_->set_failure(clip(before + std::string(what)));
+}
 
 bool EvidenceRecorder::found_again(const EvidenceSubject& subject) const {
   for (const TensorProbe& probe : part_->layers()) {

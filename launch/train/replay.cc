@@ -39,23 +39,25 @@ struct Boundary {
   BadCounts counts;
   std::string error;  // of an exception, instead of the rest but the stage
 
-  // Of a sum and of an update one element, or one tensor, is made again, and of others all: so the classes there are among
-  // those that were recorded, or all of them.
-  bool reproduces(const Boundary& recorded) const {
-    if (stage != recorded.stage || tensor != recorded.tensor || index != recorded.index || error != recorded.error) return false;
-    const bool in_part = stage == Stage::kReduction || stage == Stage::kOptimizer;
-    const auto agrees = [in_part](std::uint64_t mine, std::uint64_t theirs) {
-      return in_part ? mine == 0 || theirs != 0 : (mine != 0) == (theirs != 0);
-    };
-    return agrees(counts.nan, recorded.counts.nan) && agrees(counts.pos_inf, recorded.counts.pos_inf) &&
-           agrees(counts.neg_inf, recorded.counts.neg_inf);
-  }
+  bool operator==(const Boundary&) const = default;
   std::string describe() const {
     if (!error.empty()) return fmt::format("exception at {}: {}", stage_name(stage), printable(error));
     return fmt::format("{} {}[{}]: {} NaN, {} +Inf, {} -Inf", stage_name(stage), printable(tensor), index,
                        counts.nan, counts.pos_inf, counts.neg_inf);
   }
 };
+
+// A sum is made again at one index and an update for one tensor, where the rank counted all of its share: of
+// their counts no more can be told than that each class was on record.
+bool is_again(const Boundary& found, const Boundary& recorded) {
+  if (recorded.stage != Stage::kReduction && recorded.stage != Stage::kOptimizer) return found == recorded;
+  Boundary of_found = found;
+  of_found.counts = recorded.counts;
+  const auto on_record = [](std::uint64_t mine, std::uint64_t theirs) { return mine == 0 || theirs > 0; };
+  return of_found == recorded && on_record(found.counts.nan, recorded.counts.nan) &&
+         on_record(found.counts.pos_inf, recorded.counts.pos_inf) &&
+         on_record(found.counts.neg_inf, recorded.counts.neg_inf);
+}
 
 // Keeps each stage's first finding, as the guard does, and the layers around it.
 class BoundaryWatcher final : public AttemptWatcher, public LayerTap {
@@ -203,7 +205,7 @@ class Replay {
       watcher.see(Stage::kForward, buffer.name,
                   scan(TensorView::of(std::span(values, buffer.bytes / sizeof(float)))));
     }
-    if (!watcher.earliest()) sum_again(&watcher);
+    if (!watcher.earliest()) sum_again(injector, &watcher);
     if (!watcher.earliest()) update_again(injector, &watcher);
     bracket_ = watcher.bracket();
     return watcher.earliest();
@@ -301,11 +303,13 @@ class Replay {
 
   std::string make_model() {
     if (Status s = make_workload(options_, &workload_); !s.ok()) return s.message();
-    if (settings_.natural_faults) {
-      for (const std::string& text : lines(configured("natural_faults"))) {
-        NaturalFaultSpec spec;
-        if (Status s = parse_natural_fault_spec(text, &spec); !s.ok()) return s.message();
+    for (const std::string& text : lines(configured("natural_faults"))) {
+      NaturalFaultSpec spec;
+      if (Status s = parse_natural_fault_spec(text, &spec); !s.ok()) return s.message();
+      if (settings_.natural_faults) {
         natural_.push_back(std::move(spec));
+      } else if (spec.sum_overflow() && spec.due(plan_.rank, plan_.attempt, spec.micro)) {
+        sum_overflow_off_ = true;
       }
     }
     if (settings_.injected) {
@@ -365,23 +369,31 @@ class Replay {
     return why;
   }
 
-  // A fault that was born in the reduction: the sum of what every rank had at the bad index.
-  void sum_again(BoundaryWatcher* watcher) const {
+  // A fault that was born in the reduction: the sum of what every rank had at the bad index. This rank's part
+  // is the one that was just made, which an experiment may have changed; so is every rank's when all had the
+  // same batch because of a fault that is off now.
+  void sum_again(const FaultInjector& injector, BoundaryWatcher* watcher) const {
     if (static_cast<Stage>(manifest_.stage()) != Stage::kReduction || manifest_.origins_size() == 0) return;
+    const IncidentOrigin& origin = manifest_.origins(0);
+    const auto index = static_cast<std::int64_t>(origin.index());
+    const BucketSlice* slice = slice_of(workload_->layout(), origin.tensor());
+    if (slice == nullptr || index >= slice->count) return;
+    const float own = rounded(workload_->gradients()[static_cast<std::size_t>(slice->offset + index)]);
     std::vector<float> terms;
     for (const EvidencePart& part : manifest_.parts()) {
       const auto text = find(part.facts(), fact::kLocalGradient);
       std::uint64_t bits = 0;
       if (!text || !text->starts_with("0x")) continue;
       const auto [end, error] = std::from_chars(text->data() + 2, text->data() + text->size(), bits, 16);
-      if (error == std::errc()) terms.push_back(value_of(bits));
+      if (error != std::errc()) continue;
+      const bool made_here = &part == origin_ || sum_overflow_off_;
+      terms.push_back(made_here ? own : value_of(bits));
     }
     if (terms.size() != manifest_.ranks()) return;
     float sum = 0;
     for (const float term : terms) sum = rounded(sum + term);
-    Probe probe = scan(TensorView::of(std::span(&sum, 1)));
-    const IncidentOrigin& origin = manifest_.origins(0);
-    watcher->see(Stage::kReduction, origin.tensor(), probe, static_cast<std::int64_t>(origin.index()));
+    injector.corrupt_piece(Stage::kReduction, plan_.attempt, origin.tensor(), index, std::span(&sum, 1));
+    watcher->see(Stage::kReduction, origin.tensor(), scan(TensorView::of(std::span(&sum, 1))), index);
   }
 
   float value_of(std::uint64_t bits) const {
@@ -448,6 +460,7 @@ class Replay {
   AttemptPlan plan_;
   std::vector<Fault> faults_;
   std::vector<NaturalFaultSpec> natural_;
+  bool sum_overflow_off_ = false;  // the attempt had it, and the experiment is without
   std::unique_ptr<Workload> workload_;
   std::unique_ptr<Replica> replica_;
   std::string bracket_;
@@ -506,7 +519,7 @@ ReplayResult replay(const Options& options) {
   const std::string before = replay.weights();
   const auto found = replay.run();
   ReplayResult result = ReplayResult::kNotReproduced;
-  if (found) result = found->reproduces(*recorded) ? ReplayResult::kReproduced : ReplayResult::kDifferent;
+  if (found) result = is_again(*found, *recorded) ? ReplayResult::kReproduced : ReplayResult::kDifferent;
   const std::string seen = found ? found->describe() : "everything was finite";
   fmt::print("replay {}: {}\nrecorded  rank {}, {}\nreplayed  {}\nlayers    {}\n", printable(options.replay),
              result_name(result), replay.rank(), recorded->describe(), seen, replay.bracket());

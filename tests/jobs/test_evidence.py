@@ -1,0 +1,514 @@
+"""What a job keeps of an incident, in RUN_DIR/incidents, and the attempt made again from it in one process."""
+
+import array
+import concurrent.futures
+import ctypes
+import gzip
+import itertools
+import os
+import re
+import shutil
+import struct
+import subprocess
+import unittest
+
+from jobs import BIN, HOST, PATIENCE, JobTest, strict_json, until
+
+REPRODUCED, DIFFERENT, NOT_REPRODUCED, NOT_REPLAYABLE = range(4)  # exit codes of --replay
+RESULTS = ("REPRODUCED", "DIFFERENT", "NOT_REPRODUCED", "NOT_REPLAYABLE")
+STAGES = ("input", "forward", "loss", "backward", "reduction", "optimizer")
+LICENCE = "/usr/share/common-licenses/GPL-3"
+BATCH = 4
+SEED = 1
+ALL_IN_FULL = ("max_total_skips: 1000 max_consecutive_skips: 1000 on_error: SKIP check_update: BEFORE "
+               "evidence { full_incidents: 100 }")
+
+
+def named(values):
+    return {value["name"]: value["value"] for value in values}
+
+
+def read_tensors(path):
+    """A safetensors file as {name: (dtype, shape, bytes)}."""
+    whole = path.read_bytes()
+    (size,) = struct.unpack("<Q", whole[:8])
+    header = strict_json(whole[8:8 + size].decode("utf-8"))
+    header.pop("__metadata__", None)
+    data = whole[8 + size:]
+    return {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+            for name, entry in header.items()}
+
+
+class Sampler:
+    """launch/train/sampler.h, from its description: which samples a rank has, and the key of its random numbers."""
+
+    ALL = (1 << 64) - 1
+
+    def __init__(self, size, ranks):
+        self.share = size // ranks
+        key = self.mix(self.mix(SEED ^ 0x7065726d75746174) ^ 0)  # of the first pass over the data
+        self.order = list(range(size))
+        for i in range(size, 1, -1):
+            other = self.mix(key ^ i) % i
+            self.order[i - 1], self.order[other] = self.order[other], self.order[i - 1]
+
+    @classmethod
+    def mix(cls, x):
+        x = (x + 0x9e3779b97f4a7c15) & cls.ALL
+        x = ((x ^ (x >> 30)) * 0xbf58476d1ce4e5b9) & cls.ALL
+        x = ((x ^ (x >> 27)) * 0x94d049bb133111eb) & cls.ALL
+        return x ^ (x >> 31)
+
+    def batch(self, rank, attempt):
+        assert (attempt + 1) * BATCH <= self.share, "of the first pass only"
+        begin = rank * self.share + attempt * BATCH
+        return self.order[begin:begin + BATCH]
+
+    def rng_key(self, rank, attempt):
+        return self.mix(self.mix(self.mix(self.mix(SEED) ^ rank) ^ attempt) ^ 0)
+
+
+class EvidenceTest(JobTest):
+    def trainer(self, *options, workload="fashion-mnist", **settings):
+        if workload == "gpt":
+            settings["data"] = LICENCE
+        words = super().trainer(*options, **settings)
+        words[words.index("fashion-mnist")] = workload
+        return words
+
+    def capture(self, *options, policy=ALL_IN_FULL, ranks=2, batch=BATCH, **settings):
+        return self.train("--checkpoint-interval", 0, "--evaluate", 1, *options, policy=policy, ranks=ranks,
+                          batch=batch, **settings)
+
+    def bundles(self, job):
+        """{attempt: folder}, and nothing else is there."""
+        found = {}
+        for path in sorted((job.run_dir / "incidents").iterdir()):
+            name = re.fullmatch(r"e0001-a(\d{10})", path.name)
+            self.assertTrue(name and path.is_dir(), path)
+            found[int(name[1])] = path
+        return found
+
+    def manifest(self, bundle):
+        return strict_json((bundle / "manifest.json").read_text())
+
+    def parts(self, bundle):
+        """{rank: what it contributed}"""
+        return {part["rank"]: part for part in self.manifest(bundle)["parts"]}
+
+    def origin_ranks(self, bundle):
+        return [rank for rank, part in self.parts(bundle).items() if part["is_origin"]]
+
+    def holdfast(self, *words, code=0):
+        done = subprocess.run([BIN / "holdfast", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, timeout=PATIENCE, check=False)
+        self.assertEqual(code, done.returncode, done)
+        return done.stdout
+
+    def assert_whole(self, job, count):
+        """Every byte of every bundle of the run is what was written."""
+        said = strict_json(self.holdfast("incident", "verify", job.run_dir, "--json"))
+        self.assertEqual((True, [True] * count), (said["clean"], [bundle["clean"] for bundle in said["bundles"]]), said)
+
+    def replay(self, bundle, *settings):
+        words = [BIN / "guarded_train", "--replay", bundle, *(word for text in settings for word in ("--set", text))]
+        return subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=PATIENCE, check=False)
+
+    def assert_replay(self, code, done):
+        self.assertEqual((code, RESULTS[code]), (done.returncode, done.stdout.split("\n")[0].rpartition(": ")[2]), done)
+        if code != NOT_REPLAYABLE:
+            self.assertIn("\nweights   untouched\n", done.stdout)
+
+    def assert_replays(self, *wanted):
+        """Each: (exit code, bundle, setting...)."""
+        with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count(), 8)) as pool:
+            done = list(pool.map(lambda one: self.replay(*one[1:]), wanted))
+        for (code, bundle, *settings), one in zip(wanted, done):
+            with self.subTest(bundle=bundle.name, settings=settings):
+                self.assert_replay(code, one)
+        return done
+
+    def failures(self, job):
+        return [event for event in job.events if event["event"] == "evidence_failed"]
+
+    def assert_like_omitted(self, job, attempts, *options, **settings):
+        """Neither the incidents nor what was kept of them have changed anything."""
+        omitted = [word for attempt in attempts for word in ("--omit-update", attempt)]
+        reference = self.train("--checkpoint-interval", 0, "--evaluate", 1, "--print-digests", *omitted, *options,
+                               **{"ranks": 2, "batch": BATCH, **settings})
+        self.assert_same_state(job, reference)
+
+
+# Attempts between two incidents: a bundle is written meanwhile, and does not wait behind another.
+APART = 6
+
+
+def attempts(count):
+    """Of the incidents."""
+    return list(range(1, 1 + count * APART, APART))
+
+
+def steps(count):
+    return 1 + count * APART
+
+
+def injections(stages, rank=1):
+    """One value in each of attempts(): options."""
+    values = itertools.cycle(("nan", "inf", "-inf"))
+    options = []
+    for attempt, stage in zip(attempts(len(stages)), stages):
+        by_all = stage in ("reduction", "optimizer")
+        options.append(f"--inject={next(values)}@{stage}{'' if by_all else f',rank={rank}'},attempt={attempt}")
+    return options
+
+
+# (fault, setting that takes the cause away, if any does). A batch without targets is kept as it is, and so is what the
+# loss is divided by.
+NATURAL = {
+    "fashion-mnist": (("corrupt-record", f"record.0.{BATCH - 1}=0"), ("activation-overflow", "natural_faults=off"),
+                      ("empty-target-mask", None), ("dropped-square-root", "natural_faults=off")),
+    "gpt": (("corrupt-record", "natural_faults=off"), ("activation-overflow", "natural_faults=off"),
+            ("empty-target-mask", None), ("masked-attention-row", "natural_faults=off"))}
+
+
+class ReplayTest(EvidenceTest):
+    def check_injected(self, workload, precision, stages=STAGES):
+        job = self.capture(*injections(stages), "--precision", precision, "--loss-scaling", "off", workload=workload,
+                           steps=steps(len(stages)))
+        self.assertEqual(list(stages), [skip["stage"] for skip in job.skips()], job)
+        bundles = self.bundles(job)
+        self.assertEqual(attempts(len(stages)), list(bundles), job)
+        done = self.assert_replays(*((REPRODUCED, bundle) for bundle in bundles.values()),
+                                   *((NOT_REPRODUCED, bundle, "injected=off") for bundle in bundles.values()))
+        for one in done[:len(stages)]:
+            self.assertIn("\ninjected  faults that were put in on purpose are put in again\n", one.stdout)
+        return job
+
+    def check_natural(self, workload, precision):
+        faults = NATURAL[workload]
+        options = ["--local-denominator", "--precision", precision, "--loss-scaling", "off"]
+        *others, last = attempts(len(faults) + 1)
+        for attempt, (fault, _) in zip(others, faults):
+            options += ["--fault", f"{fault},attempt={attempt},rank=1"]
+        job = self.capture(*options, "--fault", f"sum-overflow,attempt={last}", "--print-digests", workload=workload,
+                           steps=last + APART)
+        self.assertEqual(["input", "forward", "loss", "backward", "reduction"],
+                         [skip["stage"] for skip in job.skips()], job)
+        bundles = self.bundles(job)
+        self.assertEqual([*others, last], list(bundles), job)
+        removed = [(bundles[attempt], setting) for attempt, (_, setting) in zip(others, faults) if setting]
+        removed.append((bundles[last], "natural_faults=off"))
+        if precision == "fp16":  # the sum of bf16's largest values is too large for fp32, too
+            removed.append((bundles[last], "precision=fp32"))
+        self.assert_replays(*((REPRODUCED, bundle) for bundle in bundles.values()),
+                            *((NOT_REPRODUCED, *one) for one in removed))
+        return job
+
+    def check_dead_unit(self, workload, precision):
+        job = self.capture("--optimizer", "adamw", "--eps", 0, "--fault", "dead-unit", "--precision", precision,
+                           "--loss-scaling", "off", workload=workload, steps=1)
+        self.assertEqual(["optimizer"], [skip["stage"] for skip in job.skips()], job)
+        bundle = self.bundles(job)[0]
+        self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "eps=1e-8"))
+
+
+class Replays(ReplayTest):
+    def test_injected_values_of_each_stage(self):
+        self.check_injected("fashion-mnist", "fp32")
+
+    def test_injected_values_in_fp16(self):
+        self.check_injected("fashion-mnist", "fp16", ("backward", "reduction"))
+
+    def test_injected_values_of_gpt_in_bf16(self):
+        self.check_injected("gpt", "bf16", ("input", "backward", "optimizer"))
+
+    def test_natural_faults_change_nothing_but_what_they_hit(self):
+        """The digests are those of a run that leaves the same updates out."""
+        job = self.check_natural("fashion-mnist", "fp32")
+        self.assert_like_omitted(job, attempts(5), "--local-denominator", steps=steps(5))
+
+    def test_a_dead_unit(self):
+        self.check_dead_unit("fashion-mnist", "fp32")
+
+    def test_one_factor_at_a_time(self):
+        """What is too large for one precision alone, in gradients and in their sum; and a repaired record is another
+        one than the corrupt one."""
+        job = self.capture("--inject", "value=-3.4e38@backward,rank=1,attempt=1,tensor=classifier.bias,index=7",
+                           "--fault", "sum-overflow,attempt=7", "--fault", "corrupt-record,attempt=13,rank=1",
+                           "--precision", "fp16", "--loss-scaling", "off", steps=15)
+        value, total, record = self.bundles(job).values()
+        self.assert_replays((REPRODUCED, value), (NOT_REPRODUCED, value, "precision=fp32"),
+                            (REPRODUCED, value, "precision=bf16"),
+                            (REPRODUCED, total), (NOT_REPRODUCED, total, "precision=fp32"),
+                            (NOT_REPRODUCED, total, "natural_faults=off"),
+                            (REPRODUCED, record, "record.0.0=0"), (NOT_REPRODUCED, record, f"record.0.{BATCH - 1}=0"))
+
+    def test_a_loss_that_is_scaled(self):
+        """The attempt is made again at its scale; a defect is one at any other, too."""
+        job = self.capture("--precision", "fp16", "--inject", "nan@loss,rank=1,attempt=8",
+                           "--fault", "dropped-square-root,attempt=14,rank=1", steps=16)
+        loss, root = (self.bundles(job)[attempt] for attempt in (8, 14))
+        scales = {skip["attempt"]: skip["loss_scale"] for skip in job.skips()}
+        for attempt, bundle in ((8, loss), (14, root)):
+            self.assertGreater(scales[attempt], 1, job)
+            self.assertEqual(scales[attempt], self.manifest(bundle)["loss_scale"])
+        self.assert_replays((REPRODUCED, loss), (REPRODUCED, root), (REPRODUCED, root, "loss_scale=1"),
+                            (NOT_REPRODUCED, root, "natural_faults=off"))
+
+    def test_an_exception(self):
+        job = self.capture("--inject", "throw@forward,rank=1,attempt=1", steps=3)
+        (bundle,) = self.bundles(job).values()
+        manifest = self.manifest(bundle)
+        message = "injected fault throw@forward,rank=1,attempt=1"
+        self.assertEqual(("ERROR", "forward", message), tuple(manifest[key] for key in ("kind", "stage", "error")))
+        self.assertFalse((bundle / "report.json").exists(), "an exception is outside of the contract")
+        again, _ = self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "injected=off"))
+        self.assertIn(f"\nreplayed  exception at forward: {message}\n", again.stdout)
+
+    def test_the_second_micro_batch(self):
+        job = self.capture("--accumulate", 2, "--inject", "nan@loss,rank=1,attempt=1,micro=1",
+                           "--fault", "corrupt-record,attempt=7,rank=1,micro=1", steps=9)
+        loss, record = self.bundles(job).values()
+        self.assertEqual([1, 1], [self.manifest(bundle)["origins"][0]["micro_batch"] for bundle in (loss, record)])
+        self.assert_replays((REPRODUCED, loss), (NOT_REPRODUCED, loss, "injected=off"), (REPRODUCED, record),
+                            (REPRODUCED, record, f"record.0.{BATCH - 1}=0"),
+                            (NOT_REPRODUCED, record, f"record.1.{BATCH - 1}=0"))
+
+    def test_what_an_update_wrote_is_not_an_attempt(self):
+        job = self.capture("--optimizer", "adamw", "--eps", 0, "--fault", "dead-unit", policy="", steps=3, code=85)
+        (bundle,) = self.bundles(job).values()
+        self.assertEqual("UPDATE_FAILED", self.manifest(bundle)["kind"])
+        (done,) = self.assert_replays((NOT_REPLAYABLE, bundle))
+        self.assertIn("what went wrong is the state and not the attempt", done.stdout)
+
+
+class SlowReplays(ReplayTest):
+    """All stages, faults, workloads and precisions."""
+
+    def check_all(self, workload, precision):
+        self.check_injected(workload, precision)
+        self.check_natural(workload, precision)
+        self.check_dead_unit(workload, precision)
+
+    def test_all_of_fashion_mnist_in_fp32(self):
+        self.check_all("fashion-mnist", "fp32")
+
+    def test_all_of_fashion_mnist_in_fp16(self):
+        self.check_all("fashion-mnist", "fp16")
+
+    def test_all_of_fashion_mnist_in_bf16(self):
+        self.check_all("fashion-mnist", "bf16")
+
+    def test_all_of_gpt_in_fp32(self):
+        self.check_all("gpt", "fp32")
+
+    def test_all_of_gpt_in_fp16(self):
+        self.check_all("gpt", "fp16")
+
+    def test_all_of_gpt_in_bf16(self):
+        self.check_all("gpt", "bf16")
+
+
+class Bundles(EvidenceTest):
+    """What is kept, of whom."""
+
+    def pixels(self, ids):
+        """What the trainer makes of images, in floats of 32 bits."""
+        def rounded(value):
+            return ctypes.c_float(value).value
+
+        mean, deviation = rounded(0.2860), rounded(0.3530)
+        known = [rounded(rounded(rounded(pixel / 255) - mean) / deviation) for pixel in range(256)]
+        images = gzip.decompress((self.data / "train-images-idx3-ubyte.gz").read_bytes())[16:]
+        return array.array("f", [known[pixel] for i in ids for pixel in images[i * 784:(i + 1) * 784]]).tobytes()
+
+    def labels(self, ids):
+        labels = gzip.decompress((self.data / "train-labels-idx1-ubyte.gz").read_bytes())[8:]
+        return array.array("q", [labels[i] for i in ids]).tobytes()
+
+    def assert_batch(self, bundle, sampler, rank, attempt):
+        """It is the one that the sampler gives this rank for this attempt, number by number."""
+        ids = sampler.batch(rank, attempt)
+        facts = named(self.parts(bundle)[rank]["facts"])
+        self.assertEqual((",".join(map(str, ids)), str(sampler.rng_key(rank, attempt))),
+                         (facts["samples.0"], facts["rng_key.0"]))
+        tensors = read_tensors(bundle / f"rank-{rank:05}.safetensors")
+        self.assertEqual(("F32", [BATCH, 1, 28, 28], self.pixels(ids)), tensors["batch.0/images"])
+        self.assertEqual(("I64", [BATCH], self.labels(ids)), tensors["batch.0/labels"])
+
+    def test_case_26_the_ranks_that_saw_it(self):
+        job = self.capture("--inject", "nan@backward,rank=7,attempt=1,tensor=conv2.weight,index=last",
+                           "--inject", "inf@forward,rank=3,attempt=5,index=5",
+                           "--inject", "inf@forward,rank=6,attempt=5,index=9", ranks=8, steps=7)
+        one, two = self.bundles(job).values()
+        sampler = Sampler(self.TRAIN_SAMPLES, 8)
+        last = self.PARAMETERS["conv2.weight"] - 1
+        self.assertEqual([(7, "conv2.weight", last, 1, 0)], self.places(one))
+        self.assertEqual([7], self.origin_ranks(one))
+        self.assert_batch(one, sampler, 7, 1)
+        self.assertEqual([(3, "output", 5, 0, 1), (6, "output", 9, 0, 1)], self.places(two))
+        self.assertEqual([3, 6], self.origin_ranks(two))
+        for rank in (3, 6):
+            self.assert_batch(two, sampler, rank, 5)
+        # Of rank 0 its state; of nobody else anything.
+        self.assertEqual(["manifest.json", "manifest.pb", "rank-00000.safetensors", "rank-00003.safetensors",
+                          "rank-00006.safetensors", "report.json", "report.md"],
+                         sorted(path.name for path in two.iterdir()))
+        self.assert_whole(job, 2)
+
+    def places(self, bundle):
+        return [tuple(origin[key] for key in ("rank", "tensor", "index", "nan", "pos_inf"))
+                for origin in self.manifest(bundle)["origins"]]
+
+    def test_case_33_one_device_three_times(self):
+        job = self.capture("--inject", "nan@backward,rank=2,every=5,tensor=norm1.bias,index=1", ranks=4, steps=16)
+        bundles = list(self.bundles(job).values())
+        self.assertEqual(3, len(bundles))
+        for count, bundle in enumerate(bundles, 1):
+            (origin,) = self.manifest(bundle)["origins"]
+            self.assertEqual((2, HOST, "norm1.bias", 1), tuple(origin[k] for k in ("rank", "host", "tensor", "index")))
+            self.assertIn(HOST, origin["device"])
+            self.assertEqual(count == 3, origin["hardware_suspect"])
+            report = (bundle / "report.md").read_text()
+            (row,) = [line for line in report.splitlines() if line.startswith(f"| 2 | `{HOST}` | `{origin['device']}`")]
+            self.assertEqual(count == 3, row.endswith("| **yes** |"), row)
+            if count < 3:
+                self.assertTrue(row.endswith("| no |"), row)
+        boundary = strict_json((bundles[2] / "report.json").read_text())["boundary"]
+        self.assertEqual((2, HOST, origin["device"]), tuple(boundary[key] for key in ("rank", "host", "device")))
+
+    def test_case_28_classes_of_a_loss_in_strict_json(self):
+        job = self.capture(*injections(("loss",) * 3), steps=steps(3))
+        for bundle, loss, counts in zip(self.bundles(job).values(), ("nan", "inf", "-inf"),
+                                        ((1, 0, 0), (0, 1, 0), (0, 0, 1)), strict=True):
+            manifest = self.manifest(bundle)
+            self.assertEqual((loss, *counts), tuple(manifest[key] for key in ("loss", "nan", "pos_inf", "neg_inf")))
+            strict_json((bundle / "report.json").read_text())
+            self.holdfast("incident", "validate", bundle / "report.json")
+        self.assert_whole(job, 3)
+
+    def test_later_incidents_are_compact(self):
+        job = self.capture(*injections(("loss",) * 3), steps=steps(3),
+                           policy="max_consecutive_skips: 100 evidence { full_incidents: 1 }")
+        full, *compact = self.bundles(job).values()
+        self.assertEqual([False, True, True], [self.manifest(bundle)["compact"] for bundle in (full, *compact)])
+        for bundle in compact:
+            self.assertEqual(["manifest.json", "manifest.pb", "report.json", "report.md"],
+                             sorted(path.name for path in bundle.iterdir()))
+        _, done = self.assert_replays((REPRODUCED, full), (NOT_REPLAYABLE, compact[0]))
+        self.assertIn("\nmissing   the batch of rank 1 (the record is compact: later incidents keep no tensors)\n",
+                      done.stdout)
+        self.assert_whole(job, 3)
+
+    def test_what_is_damaged_is_not_replayed(self):
+        job = self.capture(*injections(("loss",)), steps=3)
+        (bundle,) = self.bundles(job).values()
+        damaged = []
+        for path in sorted(bundle.iterdir()):
+            copy = self.folder / f"damaged-{path.name}" / bundle.name
+            shutil.copytree(bundle, copy)
+            whole = bytearray(path.read_bytes())
+            whole[len(whole) // 2] ^= 1
+            (copy / path.name).write_bytes(whole)
+            damaged.append(copy)
+        self.assertEqual(6, len(damaged))
+        shutil.copytree(bundle, self.folder / "whole" / bundle.name)
+        *done, _ = self.assert_replays(*((NOT_REPLAYABLE, copy) for copy in damaged),
+                                       (REPRODUCED, self.folder / "whole" / bundle.name))
+        for copy, one in zip(damaged, done):
+            self.assertIn(copy.parent.name.removeprefix("damaged-"), one.stdout)
+            self.assertFalse((copy / "experiments.jsonl").exists())
+
+    def test_each_experiment_is_on_record_once(self):
+        job = self.capture(*injections(("loss",)), steps=3)
+        (bundle,) = self.bundles(job).values()
+        for code, *settings in ((REPRODUCED,), (NOT_REPRODUCED, "injected=off"), (REPRODUCED,),
+                                (NOT_REPRODUCED, "injected=off"), (REPRODUCED, "eps=1e-7")):
+            self.assert_replay(code, self.replay(bundle, *settings))
+        self.assert_replay(NOT_REPLAYABLE, self.replay(bundle, "eps=small"))
+        lines = [strict_json(line) for line in (bundle / "experiments.jsonl").read_text().splitlines()]
+        recorded = "loss loss[0]: 1 NaN, 0 +Inf, 0 -Inf"
+        self.assertEqual([([], "REPRODUCED", recorded), (["injected=off"], "NOT_REPRODUCED", "everything was finite"),
+                          (["eps=1e-7"], "REPRODUCED", recorded)],
+                         [(line["set"], line["result"], line["found"]) for line in lines])
+        self.assertEqual({self.manifest(bundle)["content_id"]}, {line["input"] for line in lines})
+        self.assert_whole(job, 1)
+
+    def test_an_abort_leaves_a_whole_bundle(self):
+        job = self.capture("--inject", "nan@loss,rank=1,attempt=1", policy="on_first: ABORT", steps=3, code=81)
+        self.assert_whole(job, 1)
+        (bundle,) = self.bundles(job).values()
+        manifest = self.manifest(bundle)
+        self.assertEqual(("ABORT", 81), (manifest["action"], manifest["exit_code"]))
+        self.assertEqual("HOLD", strict_json((bundle / "report.json").read_text())["decision"])
+        self.assert_replays((REPRODUCED, bundle))
+
+    def test_calibration_leaves_no_bundle(self):
+        job = self.capture("--precision", "fp16", "--inject", "inf@backward,rank=1,attempt=1", policy="", steps=4)
+        self.assertIn(1, [skip["attempt"] for skip in job.skips()], job)
+        self.assertEqual(0, job.events[-1]["skips"], job)
+        self.assertEqual({}, self.bundles(job))
+
+
+class Failures(EvidenceTest):
+    """Evidence that cannot be written is on record, and costs the training nothing."""
+
+    def mount(self, folder, options):
+        folder.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, text=True,
+                              check=False)
+        if done.returncode != 0:
+            print(f"skipped: {done.stderr.strip()}")
+            self.skipTest("cannot mount a file system here")
+        self.addCleanup(subprocess.run, ["umount", "-l", folder], check=True)
+
+    def test_case_27_a_full_disk(self):
+        run_dir = self.new_run_dir()
+        self.mount(run_dir, "size=1m")
+        job = self.capture(*injections(("loss", "backward", "forward") * 4), "--print-digests", run_dir=run_dir,
+                           steps=steps(12))
+        failures = self.failures(job)
+        self.assertTrue(failures, job)
+        for event in failures:
+            self.assertIn("no space in ", event["reason"])
+            self.assertIn(f"holdfast: no evidence of {event['bundle']}: ", job.err)
+        written = [event["bundle"] for event in job.events if event["event"] == "evidence_written"]
+        self.assertEqual(written, [bundle.name for bundle in self.bundles(job).values()])
+        self.assertEqual(12, len(written) + len(failures), job)
+        self.assert_whole(job, len(written))
+        self.assertEqual(attempts(12), [skip["attempt"] for skip in job.skips()], job)
+        self.assert_like_omitted(job, attempts(12), steps=steps(12))
+
+    def test_case_27_a_folder_that_cannot_be_written(self):
+        """From the middle of the run on."""
+        run_dir = self.new_run_dir()
+        options = ["--checkpoint-interval", 0, "--evaluate", 1, "--print-digests"]
+        faults = [f"--inject=nan@loss,rank=1,attempt={attempt}" for attempt in (300, 320)]
+        job = self.start(2, self.trainer(*options, *faults, run_dir=run_dir, steps=340), run_dir)
+        until((run_dir / "incidents").exists, PATIENCE, "it has begun")
+        self.mount(run_dir / "incidents", "ro")
+        self.assertEqual(0, job.wait().code, job)
+        self.assertEqual([300, 320], [skip["attempt"] for skip in job.skips()], job)
+        failures = self.failures(job)
+        self.assertEqual([300, 320], [event["attempt"] for event in failures], job)
+        for event in failures:
+            self.assertIn("Read-only file system", event["reason"])
+            self.assertIn(f"holdfast: no evidence of {event['bundle']}: ", job.err)
+        self.assertEqual({}, self.bundles(job))
+        self.assert_like_omitted(job, (300, 320), steps=340)
+
+    def test_what_a_killed_run_leaves_is_whole(self):
+        run_dir = self.new_run_dir()
+        options = (*injections(("loss", "backward", "loss")), "--inject", "kill@input,rank=0,attempt=14,epoch=1")
+        self.capture(*options, run_dir=run_dir, steps=16, code=137)
+        resumed = self.capture(*options, "--resume", run_dir=run_dir, steps=16)
+        names = sorted(path.name for path in (run_dir / "incidents").iterdir())
+        for name in names:  # nothing that was half written
+            self.assertRegex(name, r"^e000[12]-a\d{10}$")
+        self.assertTrue(set(names) >= {"e0001-a0000000001", "e0001-a0000000007"}, names)
+        self.assert_whole(resumed, len(names))
+
+
+if __name__ == "__main__":
+    unittest.main()
