@@ -1,6 +1,6 @@
 // What a verdict costs beside the bare all-reduce that is in it, and what one costs that is not clean.
 //
-//   mpirun -np N verdict_bench [--rounds R] [--block-ms M] [--attempts A]
+//   mpirun -np N verdict_bench [--rounds R] [--block-us M] [--attempts A]
 //
 // R rounds, of one block of calls for each contender, in turns and in another order each round; a ratio is
 // the median over the rounds, `control` is the bare all-reduce over itself in the same rounds, `spread` the
@@ -41,8 +41,8 @@ using namespace holdfast;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  int rounds = 101;
-  double block_ms = 3;
+  int rounds = 1001;
+  double block_us = 100;
   int attempts = 200;
 };
 
@@ -162,7 +162,7 @@ class Bench {
   int calls_in_a_block() {
     MPI_Barrier(communicator_);
     const double each = time([this] { bare(); }, 200);
-    int calls = std::clamp(static_cast<int>(options_.block_ms * 1e6 / each), 20, 100000);
+    int calls = std::clamp(static_cast<int>(options_.block_us * 1e3 / each), 5, 100000);
     MPI_Bcast(&calls, 1, MPI_INT, 0, communicator_);
     return calls;
   }
@@ -255,8 +255,8 @@ bool parse(int argc, char** argv, Options* options) {
     if (value < 1) return false;
     if (name == "--rounds") {
       options->rounds = static_cast<int>(value);
-    } else if (name == "--block-ms") {
-      options->block_ms = value;
+    } else if (name == "--block-us") {
+      options->block_us = value;
     } else if (name == "--attempts") {
       options->attempts = static_cast<int>(value);
     } else {
@@ -271,7 +271,7 @@ bool parse(int argc, char** argv, Options* options) {
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, &options)) {
-    fmt::print(stderr, "usage: verdict_bench [--rounds R] [--block-ms M] [--attempts A], each at least 1\n");
+    fmt::print(stderr, "usage: verdict_bench [--rounds R] [--block-us M] [--attempts A], each at least 1\n");
     return 64;
   }
   int provided = 0;
