@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """Draws bench/data/verdict.png from what verdict.sh --save and simulate.sh --save left there: what a verdict takes over the
 ranks, and how it compares with the bare all-reduce. Needs python3-matplotlib."""
 
