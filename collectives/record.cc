@@ -8,29 +8,8 @@ namespace {
 
 constexpr std::uint64_t kProtocolVersion = 2;
 
-enum Lane : std::size_t {
-  kBadLane = 0,
-  kErrorLane = kStageCount * kValueClassCount,
-  kUpdateFailedLane,
-  kRequestLane,
-  kNoNextBatchLane = kRequestLane + kRequestCount,
-  kParticipantsLane,
-  kAgreementLane,
-  kBadRanksLane,
-  kBadRankSumLane,
-  kPartsDoneLane,
-  kReplicaProofLane,
-  kFirstReservedLane
-};
-static_assert(kFirstReservedLane == 31);
-
 constexpr std::array<std::string_view, kStageCount> kStageNames = {"input",    "forward",   "loss",
                                                                    "backward", "reduction", "optimizer"};
-
-std::size_t bad_lane(Stage stage, ValueClass value_class) {
-  return kBadLane + static_cast<std::size_t>(stage) * kValueClassCount +
-         static_cast<std::size_t>(value_class);
-}
 
 // SplitMix64's finaliser: a bijection of 64-bit integers with good avalanche.
 std::uint64_t mix(std::uint64_t x) {
@@ -102,31 +81,6 @@ void Record::mark_bad(int rank) {
 
 void Record::set_part_done() { lanes_[kPartsDoneLane] = 1; }
 void Record::set_replica_proof(std::uint64_t lane) { lanes_[kReplicaProofLane] = lane; }
-
-std::uint64_t Record::bad(Stage stage, ValueClass value_class) const {
-  return lanes_[bad_lane(stage, value_class)];
-}
-
-BadCounts Record::bad(Stage stage) const {
-  return {bad(stage, ValueClass::kNan), bad(stage, ValueClass::kPosInf), bad(stage, ValueClass::kNegInf)};
-}
-
-std::uint64_t Record::errors() const { return lanes_[kErrorLane]; }
-std::uint64_t Record::updates_failed() const { return lanes_[kUpdateFailedLane]; }
-std::uint64_t Record::requests(Request request) const {
-  return lanes_[kRequestLane + static_cast<std::size_t>(request)];
-}
-std::uint64_t Record::no_next_batch() const { return lanes_[kNoNextBatchLane]; }
-std::uint64_t Record::participants() const { return lanes_[kParticipantsLane]; }
-std::uint64_t Record::agreement() const { return lanes_[kAgreementLane]; }
-std::uint64_t Record::bad_ranks() const { return lanes_[kBadRanksLane]; }
-std::uint64_t Record::bad_rank_sum() const { return lanes_[kBadRankSumLane]; }
-std::uint64_t Record::parts_done() const { return lanes_[kPartsDoneLane]; }
-std::uint64_t Record::replica_proof() const { return lanes_[kReplicaProofLane]; }
-
-bool Record::reserved_is_zero() const {
-  return std::all_of(lanes_.begin() + kFirstReservedLane, lanes_.end(), [](auto lane) { return lane == 0; });
-}
 
 Record& Record::operator+=(const Record& other) {
   for (std::size_t i = 0; i < kLanes; ++i) lanes_[i] += other.lanes_[i];

@@ -35,8 +35,7 @@ Verdict::Kind worst(const Verdict& verdict, int world_size) {
 }  // namespace
 
 Verdict judge(const Record& sum, int world_size) {
-  Verdict verdict;
-  verdict.sum = sum;
+  Verdict verdict{.sum = sum};  // zeros first would be half of the time
   verdict.earliest_stage = earliest_bad_stage(sum);
   if (sum.bad_ranks() == 1 && sum.bad_rank_sum() < static_cast<std::uint64_t>(world_size)) {
     verdict.only_bad_rank = static_cast<int>(sum.bad_rank_sum());

@@ -5,6 +5,7 @@
 # installed it says which, changes nothing and exits with 64.
 #
 #   --tests                    those that only tests need, too
+#   --bench                    those that only benchmarks need, too
 #   HOLDFAST_SKIP_PACKAGES=1   do not look: on another distribution, with everything installed by hand
 #   HOLDFAST_OS_RELEASE=FILE   read FILE in place of /etc/os-release
 set -euo pipefail
@@ -22,8 +23,11 @@ packages=(
 )
 cmake_wanted=3.25
 # What only tests are worth. promtool, which tests the alert rules, comes with a server and its web pages, 330 MB; Clang's
-# libFuzzer feeds what reads files.
-if [[ ${1:-} == --tests ]]; then packages+=(prometheus clang libclang-rt-dev); fi
+# libFuzzer feeds what reads files; SimGrid stands for thousands of ranks, in benchmarks too.
+case ${1:-} in
+  --tests) packages+=(prometheus clang libclang-rt-dev libsimgrid-dev) ;;
+  --bench) packages+=(libsimgrid-dev python3-matplotlib) ;;
+esac
 
 installed() {
   [[ $(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]

@@ -85,19 +85,30 @@ class Record {
   void set_part_done();
   void set_replica_proof(std::uint64_t lane);  // c_r * hash, see agreement_coefficient()
 
-  std::uint64_t bad(Stage stage, ValueClass value_class) const;
-  BadCounts bad(Stage stage) const;
-  std::uint64_t errors() const;
-  std::uint64_t updates_failed() const;
-  std::uint64_t requests(Request request) const;
-  std::uint64_t no_next_batch() const;
-  std::uint64_t participants() const;
-  std::uint64_t agreement() const;
-  std::uint64_t bad_ranks() const;
-  std::uint64_t bad_rank_sum() const;
-  std::uint64_t parts_done() const;
-  std::uint64_t replica_proof() const;
-  bool reserved_is_zero() const;
+  // Inline: a verdict reads each of them in every attempt.
+  std::uint64_t bad(Stage stage, ValueClass value_class) const {
+    return lanes_[bad_lane(stage, value_class)];
+  }
+  BadCounts bad(Stage stage) const {
+    return {bad(stage, ValueClass::kNan), bad(stage, ValueClass::kPosInf), bad(stage, ValueClass::kNegInf)};
+  }
+  std::uint64_t errors() const { return lanes_[kErrorLane]; }
+  std::uint64_t updates_failed() const { return lanes_[kUpdateFailedLane]; }
+  std::uint64_t requests(Request request) const {
+    return lanes_[kRequestLane + static_cast<std::size_t>(request)];
+  }
+  std::uint64_t no_next_batch() const { return lanes_[kNoNextBatchLane]; }
+  std::uint64_t participants() const { return lanes_[kParticipantsLane]; }
+  std::uint64_t agreement() const { return lanes_[kAgreementLane]; }
+  std::uint64_t bad_ranks() const { return lanes_[kBadRanksLane]; }
+  std::uint64_t bad_rank_sum() const { return lanes_[kBadRankSumLane]; }
+  std::uint64_t parts_done() const { return lanes_[kPartsDoneLane]; }
+  std::uint64_t replica_proof() const { return lanes_[kReplicaProofLane]; }
+  bool reserved_is_zero() const {
+    std::uint64_t all = 0;
+    for (std::size_t lane = kFirstReservedLane; lane < kLanes; ++lane) all |= lanes_[lane];
+    return all == 0;
+  }
 
   std::span<std::uint64_t, kLanes> lanes() { return lanes_; }
   std::span<const std::uint64_t, kLanes> lanes() const { return lanes_; }
@@ -107,6 +118,27 @@ class Record {
   bool operator==(const Record&) const = default;
 
  private:
+  enum Lane : std::size_t {
+    kBadLane = 0,
+    kErrorLane = kStageCount * kValueClassCount,
+    kUpdateFailedLane,
+    kRequestLane,
+    kNoNextBatchLane = kRequestLane + kRequestCount,
+    kParticipantsLane,
+    kAgreementLane,
+    kBadRanksLane,
+    kBadRankSumLane,
+    kPartsDoneLane,
+    kReplicaProofLane,
+    kFirstReservedLane
+  };
+  static_assert(kFirstReservedLane == 31);
+
+  static constexpr std::size_t bad_lane(Stage stage, ValueClass value_class) {
+    return kBadLane + static_cast<std::size_t>(stage) * kValueClassCount +
+           static_cast<std::size_t>(value_class);
+  }
+
   std::array<std::uint64_t, kLanes> lanes_{};
 };
 

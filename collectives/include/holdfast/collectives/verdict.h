@@ -24,8 +24,8 @@ struct Verdict {
 
   Kind kind = Kind::kMissing;
   Record sum;
-  std::optional<Stage> earliest_stage;  // the first stage with a non-finite value on any rank
-  std::optional<int> only_bad_rank;     // set when exactly one rank is bad
+  std::optional<Stage> earliest_stage = {};  // the first stage with a non-finite value on any rank
+  std::optional<int> only_bad_rank = {};     // set when exactly one rank is bad
   bool last_attempt_with_data = false;  // a rank has no batch for the next attempt: all stop after this one
 
   bool parts_done = false;  // every rank's part of the checkpoint in flight is on disk, or has failed
