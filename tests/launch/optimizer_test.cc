@@ -29,7 +29,7 @@ std::vector<float> random_values(std::size_t count, std::mt19937& random) {
 // Parameters under "" and the state's arrays, by name.
 using Arrays = std::map<std::string, std::vector<std::uint32_t>>;
 
-Arrays arrays_of(const Optimizer& optimizer, std::span<const float> parameters) {
+Arrays arrays_of(Optimizer& optimizer, std::span<const float> parameters) {
   Arrays arrays = {{"", bits(parameters)}};
   for (const StateArray& state : optimizer.state()) arrays[std::string(state.name)] = bits(state.values);
   return arrays;
