@@ -141,7 +141,7 @@ class Settings(RefusalTest):
 
     def test_ranks_with_different_policies(self):
         job = self.train(other_rank=(1, ([], {"policy": "max_total_skips: 7"})), code=83)
-        self.assertRegex(job.err, r"disagree.*rank 1 at", job)
+        self.assertRegex(job.err, r"rank 1: policy or checkpoint interval are not those of rank 0", job)
 
     def test_faults(self):
         specs = ("nan@everywhere,attempt=1", "nan@backward,attempt=8", "nan@backward,attempt=1,rank=2",

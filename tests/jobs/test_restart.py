@@ -43,7 +43,8 @@ class Restart(JobTest):
         self.train("--inject", "nan@backward,rank=1,attempt=1", steps=3, **settings)
         job = self.train("--resume", "--inject", "nan@backward,rank=1,attempt=5", code=81, **settings)
         self.assertRegex(job.out, r"(?m)^resumed: epoch 2, attempt 3, 2 updates, 1 skips so far$")
-        self.assertIn("1 of 1 in total", job.events[-1]["reason"])
+        (aborted,) = job.named("aborted")
+        self.assertIn("1 of 1 in total", aborted["reason"])
 
     def test_an_abort_is_not_restarted_until_it_is_acknowledged(self):
         run_dir = self.new_run_dir()

@@ -47,7 +47,7 @@ TEST(CheckUpdateAfter, WhatEveryRankWroteEndsTheNextAttemptWith85) {
     EXPECT_EQ(decisions.agreed_actions(), (Actions{"APPLY", "APPLY", "ABORT 85"}));
     EXPECT_NE(decisions.agreed()[2].reason.find("fc.bias[2]"), std::string::npos)
         << decisions.agreed()[2].reason;
-    EXPECT_NE(decisions.agreed()[2].reason.find("wrote 1 non-finite value at"), std::string::npos);
+    EXPECT_NE(decisions.agreed()[2].reason.find("after an update there is 1 non-finite value at"), std::string::npos);
     const Json event = events_named(temp / "run", "aborted").at(0);
     EXPECT_EQ(event["stage"], "optimizer");
     EXPECT_EQ(event["attempt"], 2);
