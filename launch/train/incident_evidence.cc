@@ -63,6 +63,19 @@ std::string joined(const std::vector<std::string>& texts) {
   return fmt::format("{}", fmt::join(texts, "\n"));
 }
 
+// Loading and running seed the generator, which is part of what a skip leaves as it was.
+class KeptGenerator {
+ public:
+  explicit KeptGenerator(Workload& workload) : workload_(workload), state_(workload.rng_state()) {}
+  ~KeptGenerator() { static_cast<void>(workload_.set_rng_state(state_)); }
+  KeptGenerator(const KeptGenerator&) = delete;
+  KeptGenerator& operator=(const KeptGenerator&) = delete;
+
+ private:
+  Workload& workload_;
+  const std::string state_;
+};
+
 std::map<std::string, std::string> configuration(const Options& options, int world_size, Workload& workload) {
   const OptimizerOptions& optimizer = options.optimizer;
   return {{"workload", options.workload},
@@ -134,6 +147,7 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
   providers.environment = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE",
                            "ATEN_CPU_CAPABILITY"};
   providers.batch = [&](const EvidenceSubject& subject, EvidenceRecorder& to) {
+    const KeptGenerator kept(workload);
     // What the update was to be made of is in the gradients, until they are made again.
     const BucketSlice* slice = slice_of(workload.layout(), subject.tensor);
     if (subject.stage == Stage::kOptimizer && slice != nullptr) {
@@ -165,6 +179,7 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
     }
   };
   providers.rerun = [&](const EvidenceSubject& subject, EvidenceRecorder& to) {
+    const KeptGenerator kept(workload);
     const bool scaled = plan.loss_scale != 1;
     Rerun watcher(to, scaled);
     std::ranges::fill(workload.gradients(), 0.0f);

@@ -267,7 +267,7 @@ class Job:
             field = name[0] if name else field  # a message's lines are indented
             fields.setdefault(field, []).append(line)
         course = {"epoch", "holder", "running", "first_attempt", "endings", "incidents", "generation", "rollbacks",
-                  "repeated_failure", "fell_back"}
+                  "repeated_failure", "fell_back", "run_id", "claimed_epoch", "restored_attempt", "restore_before"}
         unset = [f"{field}: {default}" for field in fields for default in ("0", "false")]
         return {field: lines for field, lines in fields.items()
                 if field not in course and not (len(lines) == 1 and lines[0] in unset)}
@@ -386,7 +386,7 @@ class JobTest(unittest.TestCase):
         Some only when asked for. Spikes: the tiny batches of a test that runs for as long as it takes make one now and
         then. Checkpoints and evidence: the disk decides when, and of which checkpoints there are none.
         """
-        beside = {"spike", "checkpoint_published", "checkpoint_failed", "evidence_written"} - set(names)
+        beside = {"spike", "checkpoint_published", "checkpoint_failed", "evidence_written", "evidence_failed"} - set(names)
         events = [event for event in job.events if event["event"] not in beside]
         self.assertEqual(list(names), [event["event"] for event in events], job)
         for event in events:
