@@ -51,6 +51,7 @@ void AttemptLog::count(Stage stage, std::string_view tensor, const Probe& probe,
   tally.elements += probe.count;
   tally.bad += probe.bad;
   tally.abs_max = std::max(tally.abs_max, probe.abs_max);
+  if (tally.dtype == dtype) return;
   if (!tally.dtype || dtype_largest(dtype) > dtype_largest(*tally.dtype)) tally.dtype = dtype;
 }
 
