@@ -26,7 +26,7 @@ Faults: --inject KIND@STAGE[,key=value...]
   e.g.   --inject nan@backward,rank=2,attempt=300,tensor=conv2.weight,index=middle
 
 Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:
-  0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip budget spent, on_first: ABORT
+  0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip or rollback budget spent, on_first: ABORT
   82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
   85 no clean checkpoint to restore   86 stopped by the operator
   87 restart refused: the run was aborted, or fails again and again, and nobody ran `holdfast ack` on it
