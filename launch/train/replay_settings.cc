@@ -7,7 +7,7 @@
 namespace holdfast::train {
 namespace {
 
-bool parse_positive(const std::string& text, std::optional<double>* out) {
+bool parse_not_negative(const std::string& text, std::optional<double>* out) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0) return false;
@@ -33,11 +33,17 @@ bool apply(const std::string& key, const std::string& value, ReplaySettings* out
     out->precision = value;
     return true;
   }
-  if (key == "loss_scale") return parse_positive(value, &out->loss_scale) && *out->loss_scale > 0;
-  if (key == "learning_rate") return parse_positive(value, &out->learning_rate);
-  if (key == "eps") return parse_positive(value, &out->eps);
-  if (key == "injected" && value == "off") return !(out->injected = false);
-  if (key == "natural_faults" && value == "off") return !(out->natural_faults = false);
+  if (key == "loss_scale") return parse_not_negative(value, &out->loss_scale) && *out->loss_scale > 0;
+  if (key == "learning_rate") return parse_not_negative(value, &out->learning_rate);
+  if (key == "eps") return parse_not_negative(value, &out->eps);
+  if (key == "injected" && value == "off") {
+    out->injected = false;
+    return true;
+  }
+  if (key == "natural_faults" && value == "off") {
+    out->natural_faults = false;
+    return true;
+  }
   if (value == "0" && parse_record(key, &record)) {
     out->repaired.push_back(record);
     return true;
