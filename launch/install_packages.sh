@@ -23,9 +23,9 @@ packages=(
 )
 cmake_wanted=3.25
 # What only tests are worth. promtool, which tests the alert rules, comes with a server and its web pages, 330 MB; Clang's
-# libFuzzer feeds what reads files; SimGrid stands for thousands of ranks, in benchmarks too.
+# libFuzzer feeds what reads files; Gloo is what an example trains over; SimGrid stands for thousands of ranks, in benchmarks too.
 case ${1:-} in
-  --tests) packages+=(prometheus clang libclang-rt-dev libsimgrid-dev) ;;
+  --tests) packages+=(prometheus clang libclang-rt-dev libgloo-dev libsimgrid-dev) ;;
   --bench) packages+=(libsimgrid-dev python3-matplotlib) ;;
 esac
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <limits>
+#include <thread>
 
 #include "holdfast/coord/policy.h"
 #include "holdfast/coord/state.pb.h"
@@ -21,11 +22,8 @@ std::string host_name() {
   return host;
 }
 
-Decision failed(const Status& status) {
-  Decision decision{Action::kAbort, status.code(), status.message()};
-  decision.agreed = false;
-  return decision;
-}
+// For the watchdogs to find out who is missing and to put it on record, after a collective failed.
+constexpr std::chrono::seconds kInquiryTime{3};
 
 }  // namespace
 
@@ -90,7 +88,7 @@ Decision StepGuard::Impl::decide() {
   progress(Phase::kDecide);
   Record record = log_.record(agreement_lane());
   if (store_ && store_->in_flight() && store_->part_done()) record.set_part_done();
-  if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(failed(s));
+  if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(broken(s));
   const Verdict verdict = judge(record, collective_.size());
   if (store_ && verdict.kind != Verdict::Kind::kDisagree) judge_checkpoint(verdict);
   return end_attempt(verdict.clean() ? apply() : decide_on_incident(verdict), verdict);
@@ -145,7 +143,7 @@ Decision StepGuard::Impl::close() {
   const Decision decision = decide();
   if (!decision.apply()) return decision;
   if (store_) {
-    if (Status s = leave_checkpoint(); !s.ok()) return failed(s);
+    if (Status s = leave_checkpoint(); !s.ok()) return broken(s);
   }
   finish_evidence();
   if (coordinator_) coordinator_->run_finished(epoch_, attempt_, updates_);
@@ -186,20 +184,20 @@ Decision StepGuard::Impl::apply() {
 Decision StepGuard::Impl::decide_on_incident(const Verdict& verdict) {
   // With ranks missing there is nobody to talk to.
   if (verdict.kind == Verdict::Kind::kMissing) {
-    return failed({StatusCode::kRankMissing, "a rank did not take part in the attempt"});
+    return broken({StatusCode::kRankMissing, "a rank did not take part in the attempt"});
   }
   std::vector<Bytes> reports;
   // A disagreement is told from what every rank claims; those reports are a few words each.
   const bool from_all = verdict.kind == Verdict::Kind::kDisagree || verdict.kind == Verdict::Kind::kDiverged;
   const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
-  if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return failed(s);
+  if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return broken(s);
   Bytes message;
   if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
-  if (Status s = collective_.broadcast(&message); !s.ok()) return failed(s);
+  if (Status s = collective_.broadcast(&message); !s.ok()) return broken(s);
   Decision decision;
   // Fails closed: an attempt that is not clean is never applied, not even by order.
   if (!decode_decision(message, &decision) || decision.apply()) {
-    return failed(Status::internal("malformed decision from rank 0"));
+    return broken(Status::internal("malformed decision from rank 0"));
   }
   return decision;
 }
@@ -222,8 +220,21 @@ Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Byt
   return incident;
 }
 
+// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it is the
+// watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
+Decision StepGuard::Impl::broken(const Status& status) {
+  Decision decision{Action::kAbort, status.code(), status.message()};
+  decision.agreed = false;
+  if (status.code() == StatusCode::kRankMissing && asks_peers_) {
+    transport_failed_ = true;
+    std::this_thread::sleep_for(kInquiryTime);
+  }
+  if (coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);
+  ended_ = true;
+  return decision;
+}
+
 Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict) {
-  if (!decision.agreed && coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);
   decision.last_attempt_with_data = verdict.last_attempt_with_data;
   applied_ = decision.apply();
   ended_ = decision.ends_run();
@@ -234,16 +245,16 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
   }
   if (!applied_) snapshot_.restore();
   if (decision.evidence) {
-    if (Status s = collect_evidence(*decision.evidence); !s.ok()) return failed(s);
+    if (Status s = collect_evidence(*decision.evidence); !s.ok()) return broken(s);
     if (decision.ends_run()) {
       finish_evidence();
       // Whoever leaves first makes mpirun end the others.
-      if (Status s = agree_on_status(collective_, Status()); !s.ok()) return failed(s);
+      if (Status s = agree_on_status(collective_, Status()); !s.ok()) return broken(s);
     }
   }
   // Ranks that disagree may not even have the same checkpoint in flight.
   if (store_ && decision.agreed && verdict.kind != Verdict::Kind::kDisagree) {
-    if (Status s = settle_checkpoint(decision, verdict); !s.ok()) return failed(s);
+    if (Status s = settle_checkpoint(decision, verdict); !s.ok()) return broken(s);
   }
   return decision;
 }

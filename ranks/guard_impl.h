@@ -6,6 +6,7 @@
 //   guard_checkpoints.cc  checkpoints, going back to them, the proof that replicas agree and the sweep
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -103,6 +104,8 @@ class StepGuard::Impl {
   std::unique_ptr<StateSweep> sweep_;       // when state is registered
   bool proof_wanted_ = false;               // in the next attempt, whatever the schedule says
   bool proves_ = false;                     // the running attempt carries a proof
+  bool asks_peers_ = false;                 // the watchdogs talk to each other
+  std::atomic<bool> transport_failed_{false};
   std::unique_ptr<Watchdog> watchdog_;      // last: its thread ends first
 
  private:
@@ -114,6 +117,7 @@ class StepGuard::Impl {
   Decision apply();
   Decision decide_on_incident(const Verdict& verdict);
   Incident incident(const Verdict& verdict, const std::vector<Bytes>& reports) const;
+  Decision broken(const Status& status);
   Decision end_attempt(Decision decision, const Verdict& verdict = {});
 
   Status collect_evidence(const EvidenceOrder& order);  // collective

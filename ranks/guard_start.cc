@@ -32,7 +32,10 @@ Status StepGuard::Impl::start_watchdog() {
   options.deadline = milliseconds(policy_.attempt_deadline_seconds());
   options.floor = milliseconds(policy_.attempt_deadline_floor_seconds());
   options.side_channel = side_channel;
-  options.asked_to_end = options_.asked_to_end;
+  asks_peers_ = side_channel && collective_.size() > 1;
+  options.asked_to_end = [this, asked = options_.asked_to_end] {
+    return transport_failed_ || (asked && asked());
+  };
   if (coordinator_) {
     options.heard = [coordinator = coordinator_.get()](std::vector<RankReport> reports) {
       coordinator->heard(std::move(reports));

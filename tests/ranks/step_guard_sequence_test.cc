@@ -186,6 +186,22 @@ TEST(StepGuardFailures, ACollectiveThatFailsOnAnyRankAbortsEveryRankAndRestoresI
   }
 }
 
+// The watchdogs are asked who is missing, and let the ranks go on to their own end when nobody is.
+TEST(StepGuardFailures, WithWatchdogsATransportThatFailsThoughNobodyIsMissingEndsTheRunOrderly) {
+  ThreadGroup(2).run([](Collective& collective) {
+    FailingCollective failing(collective);
+    GuardOptions options = guard_options();
+    options.watchdog = true;
+    const auto guard = create_guard(failing, options);
+    failing.armed = 'R';
+    guard->begin();
+    const Decision decision = guard->decide();
+    EXPECT_EQ(decision.exit_code(), 84);
+    EXPECT_EQ(decision.reason, "link down");
+    EXPECT_FALSE(decision.agreed);
+  });
+}
+
 TEST(StepGuardFailures, ACleanAttemptIsNotAppliedWhenItsCollectiveFails) {
   for (const int failing : {0, 3}) {
     for (const Outcome& outcome : with_failing(
