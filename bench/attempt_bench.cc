@@ -3,54 +3,22 @@
 // that no time is spent waiting for others.
 #include <benchmark/benchmark.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "alone.h"
 #include "holdfast/coord/metrics.h"
 #include "holdfast/step_guard.h"
 
 namespace {
 
 using holdfast::BucketSlice;
-using holdfast::Collective;
 using holdfast::GuardOptions;
 using holdfast::StepGuard;
 using holdfast::TensorView;
-
-// A collective of one rank that does nothing: what is left is the guard itself.
-class AloneCollective final : public Collective {
- public:
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  holdfast::Status reduce(holdfast::Record&) override { return {}; }
-  using Collective::gather;
-  holdfast::Status gather(const holdfast::Bytes& mine, std::vector<holdfast::Bytes>* all, int) override {
-    all->assign(1, mine);
-    return {};
-  }
-  holdfast::Status broadcast(holdfast::Bytes*) override { return {}; }
-};
-
-// A run folder in a temporary folder.
-class RunDir {
- public:
-  RunDir() {
-    std::string name = (std::filesystem::temp_directory_path() / "holdfast_bench_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) std::abort();
-    folder_ = name;
-  }
-  ~RunDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  std::string path() const { return folder_ + "/run"; }
-
- private:
-  std::string folder_;
-};
+using holdfast::bench::AloneCollective;
+using holdfast::bench::RunDir;
 
 constexpr const char* kNoStateWrites = "state_interval_attempts: 1000000000";
 

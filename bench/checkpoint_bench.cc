@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -20,12 +19,13 @@
 #include "holdfast/checkpoint/manifest.pb.h"
 #include "holdfast/collectives/thread_collective.h"
 #include "holdfast/coord/storage/publication.h"
+#include "paired.h"
 #include "part_file.h"
 
 namespace {
 
 using namespace holdfast;
-using Clock = std::chrono::steady_clock;
+using namespace holdfast::bench;
 
 constexpr std::int64_t kTensors = 64;
 constexpr std::int64_t kElements = std::int64_t{1} << 20;  // of each: 256 MiB in all
@@ -60,43 +60,6 @@ struct Model {
   std::vector<std::vector<float>> tensors;
   TrainingState state;
 };
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-double seconds(const std::function<void()>& run) {
-  const auto begin = Clock::now();
-  run();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// Each round runs all, in turns that go both ways, so that what disturbs one disturbs all. The median over
-// the rounds of what the second and the third take, as a multiple of the first.
-struct Ratios {
-  double ratio = 0;
-  double control = 0;
-  double base_seconds = 0;
-};
-Ratios paired(const std::function<double()>& base, const std::function<double()>& contender) {
-  std::vector<double> ratios, controls, bases;
-  base();
-  contender();
-  for (int round = 0; round < kRounds; ++round) {
-    const double first = base();
-    const double middle = contender();
-    const double last = base();
-    ratios.push_back(middle / ((first + last) / 2));
-    controls.push_back(last / first);
-    bases.push_back(first);
-  }
-  return {median(ratios), median(controls), median(bases)};
-}
-
-void print(const std::string& name, const Ratios& ratios) {
-  fmt::print("ratio {}={:.3f} control={:.3f}\n", name, ratios.ratio, ratios.control);
-}
 
 // ---- the write
 
@@ -173,10 +136,10 @@ void bench_write(const std::string& folder, const Model& model) {
     remove();
     return took;
   };
-  const Ratios ratios = paired(plain, checked);
+  const Ratios ratios = paired(plain, checked, kRounds);
   fmt::print("speed plain_write={:.2f} GB/s\n",
              static_cast<double>(kTensors * kElements * 4) / ratios.base_seconds * 1e-9);
-  print("checkpoint_over_plain_write", ratios);
+  print_ratio("checkpoint_over_plain_write", ratios);
 
   write_checked(folder, id.name(), tensors, &manifest);
   require(verify_generation(files, folder, id).clean(), "the checkpoint is not clean");
@@ -208,10 +171,10 @@ void bench_save(const std::string& folder, Model& model) {
       require(outcomes.size() == 1 && outcomes[0].published, "a checkpoint was not published");
       return took;
     };
-    const Ratios ratios = paired(plain, save);
+    const Ratios ratios = paired(plain, save, kRounds);
     fmt::print("speed copy={:.2f} GB/s\n",
                static_cast<double>(kTensors * kElements * 4) / ratios.base_seconds * 1e-9);
-    print("save_over_copy", ratios);
+    print_ratio("save_over_copy", ratios);
 
     const std::vector<std::vector<float>> wanted = model.tensors;
     for (std::vector<float>& tensor : model.tensors) std::ranges::fill(tensor, 1.0f);

@@ -54,12 +54,18 @@ void StepGuard::Impl::provide_evidence(EvidenceProviders providers) {
 }
 
 // Collective, when evidence is wanted: each rank of `order` tells rank 0 what it has, in one gather. The
-// buffers that forward mutates are as they were before the attempt, here and afterwards.
+// buffers that forward mutates are as they were before the attempt, here and afterwards. Rank 0's own part,
+// which holds the state, is copied once and then handed on.
 Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
   progress(Phase::kDecide);  // on every rank: whoever waits for a rerun must not seem to be behind it
+  std::vector<EvidencePart> parts;
   Bytes mine;
   try {
-    mine = own_evidence(order);
+    std::optional<EvidencePart> own = own_evidence(order);
+    if (own && coordinator_)
+      parts.push_back(std::move(*own));
+    else if (own)
+      mine = own->SerializeAsString();
   } catch (...) {
     mine.clear();  // no memory: evidence never decides
   }
@@ -67,7 +73,6 @@ Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
   if (Status s = collective_.gather(mine, &all); !s.ok()) return s;
   if (!coordinator_) return Status();
   try {
-    std::vector<EvidencePart> parts;
     for (const Bytes& bytes : all) {
       EvidencePart part;
       if (!bytes.empty() && part.ParseFromString(bytes)) parts.push_back(std::move(part));
@@ -79,9 +84,9 @@ Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
   return Status();
 }
 
-Bytes StepGuard::Impl::own_evidence(const EvidenceOrder& order) {
+std::optional<EvidencePart> StepGuard::Impl::own_evidence(const EvidenceOrder& order) {
   const bool chosen = std::ranges::count(order.ranks, collective_.rank()) != 0;
-  if (!chosen && !order.from_all && collective_.rank() != 0) return {};
+  if (!chosen && !order.from_all && collective_.rank() != 0) return std::nullopt;
   EvidenceRecorder recorder(collective_.rank(), log_.host(), chosen, chosen ? order.bytes : 0);
   // What this attempt measured says nothing of the update before it.
   if ((chosen || collective_.rank() == 0) && !order.of_update) {
@@ -92,9 +97,8 @@ Bytes StepGuard::Impl::own_evidence(const EvidenceOrder& order) {
   } else {
     ask_providers(order, chosen, &recorder);
   }
-  Bytes mine = recorder.part().SerializeAsString();
-  if (collective_.rank() == 0 && order.full) mine += state_evidence(order.state_bytes);
-  return mine;
+  if (collective_.rank() == 0 && order.full) add_state(order.state_bytes, &recorder.part());
+  return std::move(recorder.part());
 }
 
 // It has a deadline of its own.
@@ -125,10 +129,9 @@ void StepGuard::Impl::record_subject(const EvidenceOrder& order, EvidenceRecorde
   }
 }
 
-// Appended to rank 0's own part: Protobuf merges what is concatenated.
-Bytes StepGuard::Impl::state_evidence(std::uint64_t most_bytes) const {
+// It has a quota of its own, apart from what rank 0 contributes as an origin.
+void StepGuard::Impl::add_state(std::uint64_t most_bytes, EvidencePart* part) const {
   EvidenceRecorder recorder(collective_.rank(), log_.host(), false, most_bytes);
-  EvidencePart& part = recorder.part();
   for (const StateTensor& tensor : state_.tensors()) {
     TensorView view = tensor.view();
     view.shape = tensor.shape;
@@ -140,11 +143,12 @@ Bytes StepGuard::Impl::state_evidence(std::uint64_t most_bytes) const {
       recorder.state(bytes.name, TensorView::contiguous(saved.data(), DType::kUInt8, std::ssize(saved)));
     });
   }
-  // What rank and host are has been said, and whether it is an origin.
-  part.clear_rank();
-  part.clear_host();
-  part.clear_is_origin();
-  return part.SerializeAsString();
+  for (EvidenceTensor& tensor : *recorder.part().mutable_tensors()) part->add_tensors()->Swap(&tensor);
+  for (Omitted& omitted : *recorder.part().mutable_omitted()) part->add_omitted()->Swap(&omitted);
+  if (!recorder.part().failure().empty()) {
+    part->set_failure(part->failure().empty() ? recorder.part().failure()
+                                              : part->failure() + "; " + recorder.part().failure());
+  }
 }
 
 }  // namespace holdfast

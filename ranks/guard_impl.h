@@ -98,15 +98,15 @@ class StepGuard::Impl {
   std::unique_ptr<CheckpointStore> store_;  // when checkpoints are written
   std::optional<std::uint64_t> saved_at_;   // the attempt that the last one was begun at
   EvidenceProviders providers_;
-  bool flight_proven_ = false;              // replicas agreed on what is in flight
-  std::vector<GenerationId> publishing_;    // completed, and of which no outcome is known yet; on rank 0
-  std::string restored_from_;               // name of the generation; "" for none
-  std::unique_ptr<StateSweep> sweep_;       // when state is registered
-  bool proof_wanted_ = false;               // in the next attempt, whatever the schedule says
-  bool proves_ = false;                     // the running attempt carries a proof
-  bool asks_peers_ = false;                 // the watchdogs talk to each other
+  bool flight_proven_ = false;            // replicas agreed on what is in flight
+  std::vector<GenerationId> publishing_;  // completed, and of which no outcome is known yet; on rank 0
+  std::string restored_from_;             // name of the generation; "" for none
+  std::unique_ptr<StateSweep> sweep_;     // when state is registered
+  bool proof_wanted_ = false;             // in the next attempt, whatever the schedule says
+  bool proves_ = false;                   // the running attempt carries a proof
+  bool asks_peers_ = false;               // the watchdogs talk to each other
   std::atomic<bool> transport_failed_{false};
-  std::unique_ptr<Watchdog> watchdog_;      // last: its thread ends first
+  std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
 
  private:
   std::uint64_t agreement_lane() const;
@@ -121,11 +121,11 @@ class StepGuard::Impl {
   Decision end_attempt(Decision decision, const Verdict& verdict = {});
 
   Status collect_evidence(const EvidenceOrder& order);  // collective
-  Bytes own_evidence(const EvidenceOrder& order);
+  std::optional<EvidencePart> own_evidence(const EvidenceOrder& order);
   void finish_evidence();
   void ask_providers(const EvidenceOrder& order, bool chosen, EvidenceRecorder* recorder);
   void record_subject(const EvidenceOrder& order, EvidenceRecorder* recorder);
-  Bytes state_evidence(std::uint64_t most_bytes) const;
+  void add_state(std::uint64_t most_bytes, EvidencePart* part) const;
 
   void begin_sweep_if_due();
   void begin_sweep(StateSweep::Scope scope);
