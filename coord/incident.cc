@@ -180,7 +180,8 @@ std::string Incident::describe_divergence() const {
   std::map<std::string_view, std::vector<const RankView*>> groups;
   for (const RankView& view : views) {
     const auto at = static_cast<std::size_t>(view.rank);
-    groups[view.rank >= 0 && at < replica_groups.size() ? replica_groups[at] : ""].push_back(&view);
+    const bool grouped = view.rank >= 0 && at < replica_groups.size();
+    groups[grouped ? std::string_view(replica_groups[at]) : ""].push_back(&view);
   }
   std::string text;
   std::size_t differ = 0;
