@@ -77,7 +77,8 @@ Status StepGuard::Impl::register_state(TrainingState state) {
     folder = std::filesystem::absolute(checkpoints_path(options_.run_dir)).string();
     checkpoints.before_publication = coordinator_->still_holds();
   }
-  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, checkpoints, state_, &store_);
+  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, checkpoints, state_, groups_,
+                                           &store_);
       !s.ok()) {
     return s;
   }

@@ -25,6 +25,7 @@ class ReplicaGroups {
   static Status agree(Collective& collective, const std::map<std::string, int>& axes,
                       const std::optional<int>& override_group, ReplicaGroups* out);
 
+  int ranks() const { return static_cast<int>(group_of_.size()); }
   bool only_one() const { return names_.size() == 1; }
   int groups() const { return static_cast<int>(names_.size()); }
   int group_of(int rank) const { return group_of_[static_cast<std::size_t>(rank)]; }
