@@ -32,6 +32,12 @@ TEST(ModelParallel, ABitFlipOnAnyRankIsFoundInItsGroup) { on_each_rank(a_bit_fli
 TEST(ModelParallel, ALayoutThatDiffersWithinAGroupIsNamed) {
   on_each_rank(a_layout_that_differs_within_a_group_is_named);
 }
+TEST(ModelParallel, MomentsSpoiltInOneShardMakeAllEightGoBack) {
+  const TempDir temp;
+  on_each_rank([&](Collective& c, Fabric& f) {
+    moments_spoilt_in_one_shard_make_all_eight_go_back(c, f, [&](int rank) { return temp / std::to_string(rank); });
+  });
+}
 
 // ---- groups of any shape, with a state of one tensor
 
