@@ -15,7 +15,7 @@ struct Layers {
 };
 
 // A run of ranks with these groups, by rank.
-struct Run {
+struct GroupedRun {
   std::string folder;
   std::vector<std::string> groups;
   Layers layers = {};
@@ -56,7 +56,7 @@ struct Run {
       rank.state.fill(10 + static_cast<std::uint64_t>(group));
       rank.begin(600);
       const CheckpointOutcome outcome = rank.finish();
-      if (rank.is_first()) EXPECT_TRUE(outcome.published) << outcome.reason;
+      EXPECT_EQ(outcome.published, rank.is_first()) << outcome.reason;
     });
   }
   void expect_restored() const {
@@ -94,7 +94,7 @@ Manifest manifest_in(const std::string& folder) {
 
 TEST(CheckpointGroups, EachGroupIsWrittenOnceByItsFirstRankAndReadByAllOfIt) {
   const MemoryDir temp;
-  const Run run{temp / "c", {"0", "1", "0", "1"}, {.own = true, .extra = "1"}};
+  const GroupedRun run{temp / "c", {"0", "1", "0", "1"}, {.own = true, .extra = "1"}};
   run.publish();
   std::vector<std::string> names = names_in(temp / "c" + "/" + kName);
   std::ranges::sort(names);
@@ -113,55 +113,55 @@ TEST(CheckpointGroups, EachGroupIsWrittenOnceByItsFirstRankAndReadByAllOfIt) {
 
 TEST(CheckpointGroups, OneGroupOfAllIsKeptAsWithoutGroups) {
   const MemoryDir temp;
-  Run{temp / "c", {"3", "3"}}.publish();
+  GroupedRun{temp / "c", {"3", "3"}}.publish();
   EXPECT_EQ(manifest_in(temp / "c").groups_size(), 0);
   EXPECT_TRUE(std::filesystem::exists(temp / "c" + "/" + kName + "/replicated.safetensors"));
-  Run{temp / "c", {"3"}}.expect_restored();
+  GroupedRun{temp / "c", {"3"}}.expect_restored();
 }
 
 TEST(CheckpointGroups, AnotherNumberOfReplicasInEachGroupGoesOnAndSharesTheArraysAnew) {
   const MemoryDir temp;
-  Run{temp / "c", {"0", "1", "0", "1"}}.publish();
+  GroupedRun{temp / "c", {"0", "1", "0", "1"}}.publish();
   for (const std::vector<std::string>& groups : std::vector<std::vector<std::string>>{
            {"0", "1"}, {"1", "0"}, {"0", "0", "0", "1", "1", "1"}, {"1", "0", "1", "1"}}) {
-    Run{temp / "c", groups}.expect_restored();
+    GroupedRun{temp / "c", groups}.expect_restored();
   }
 }
 
 TEST(CheckpointGroups, OtherGroupsAreRefusedWithTheReason) {
   const MemoryDir temp;
-  Run{temp / "c", {"0", "1", "0", "1"}}.publish();
-  EXPECT_EQ((Run{temp / "c", {"0", "0", "0", "0"}}.refusal()),
+  GroupedRun{temp / "c", {"0", "1", "0", "1"}}.publish();
+  EXPECT_EQ((GroupedRun{temp / "c", {"0", "0", "0", "0"}}.refusal()),
             std::string(kOther) +
                 "0: in this run all ranks are replicas of each other, and the generation has 2 replica groups");
-  EXPECT_EQ((Run{temp / "c", {"0", "1", "2", "1"}}.refusal()),
+  EXPECT_EQ((GroupedRun{temp / "c", {"0", "1", "2", "1"}}.refusal()),
             std::string(kOther) + "0: replica group 2 is in this run and not in the generation");
-  EXPECT_EQ((Run{temp / "c", {"0", "5", "0", "5"}}.refusal()),
+  EXPECT_EQ((GroupedRun{temp / "c", {"0", "5", "0", "5"}}.refusal()),
             std::string(kOther) + "0: replica group 5 is in this run and not in the generation");
-  Run{temp / "d", {"0", "1", "2"}}.publish();
-  EXPECT_EQ((Run{temp / "d", {"0", "1", "0"}}.refusal()),
+  GroupedRun{temp / "d", {"0", "1", "2"}}.publish();
+  EXPECT_EQ((GroupedRun{temp / "d", {"0", "1", "0"}}.refusal()),
             std::string(kOther) + "0: replica group 2 is in the generation and not in this run");
-  Run{temp / "e", {"0", "0"}}.publish();
-  EXPECT_EQ((Run{temp / "e", {"0", "1"}}.refusal()),
+  GroupedRun{temp / "e", {"0", "0"}}.publish();
+  EXPECT_EQ((GroupedRun{temp / "e", {"0", "1"}}.refusal()),
             std::string(kOther) +
                 "0: in the generation all ranks are replicas of each other, and this run has 2 replica groups");
 }
 
 TEST(CheckpointGroups, AGroupWithOtherLayersIsRefused) {
   const MemoryDir temp;
-  Run{temp / "c", {"0", "1", "0", "1"}, {.extra = "1"}}.publish();
-  EXPECT_EQ((Run{temp / "c", {"0", "1", "0", "1"}}.refusal()),
+  GroupedRun{temp / "c", {"0", "1", "0", "1"}, {.extra = "1"}}.publish();
+  EXPECT_EQ((GroupedRun{temp / "c", {"0", "1", "0", "1"}}.refusal()),
             std::string(kOther) + "1: head is in the generation and not in this run's state");
 }
 
 TEST(CheckpointGroups, ARankThatIsInAnotherGroupCannotUseItsOwnState) {
   const MemoryDir temp;
-  Run{temp / "c", {"0", "1", "0", "1"}, {.own = true}}.publish();
-  EXPECT_EQ((Run{temp / "c", {"0", "0", "1", "1"}, {.own = true}}.refusal()),
+  GroupedRun{temp / "c", {"0", "1", "0", "1"}, {.own = true}}.publish();
+  EXPECT_EQ((GroupedRun{temp / "c", {"0", "0", "1", "1"}, {.own = true}}.refusal()),
             std::string(kOther) +
                 "1: rank 1 is of replica group 0 in this run and was of another, but rng is its own state");
-  Run{temp / "d", {"0", "1", "0", "1"}}.publish();
-  Run{temp / "d", {"0", "0", "1", "1"}}.expect_restored();
+  GroupedRun{temp / "d", {"0", "1", "0", "1"}}.publish();
+  GroupedRun{temp / "d", {"0", "0", "1", "1"}}.expect_restored();
 }
 
 TEST(CheckpointGroups, ReplicasThatShareAnotherStateAreNamedWithTheFirstOfTheirGroup) {
@@ -202,7 +202,7 @@ TEST(CheckpointGroups, AnArrayIsHeldInFullByEachGroup) {
 std::string fault_of(const std::function<void(Manifest*)>& change) {
   static const std::string kSound = [] {
     const MemoryDir temp;
-    Run{temp / "c", {"0", "1", "0", "1"}}.publish();
+    GroupedRun{temp / "c", {"0", "1", "0", "1"}}.publish();
     return encode_manifest(manifest_in(temp / "c"));
   }();
   Manifest manifest;
