@@ -138,15 +138,17 @@ std::vector<Camp> camps_of(const std::vector<const RankView*>& views) {
   for (const RankView* view : views) {
     const auto found =
         std::ranges::find_if(camps, [&](const Camp& camp) { return *camp.digests == view->replica_digests; });
-    (found == camps.end() ? camps.emplace_back(Camp{&view->replica_digests, {}}) : *found).members.push_back(view);
+    (found == camps.end() ? camps.emplace_back(Camp{&view->replica_digests, {}}) : *found)
+        .members.push_back(view);
   }
   std::ranges::stable_sort(camps, {}, [](const Camp& camp) { return camp.members.size(); });
   return camps;
 }
 
-// Of one group: "rank 2 (host h) against the other 3, first in conv1.weight"; "" when its ranks hold the same. `tensors`:
-// what was proven, unless a view of the group says it.
-std::string difference_among(const std::vector<const RankView*>& views, const std::vector<std::string>& tensors) {
+// Of one group: "rank 2 (host h) against the other 3, first in conv1.weight"; "" when its ranks hold the
+// same. `tensors`: what was proven, unless a view of the group says it.
+std::string difference_among(const std::vector<const RankView*>& views,
+                             const std::vector<std::string>& tensors) {
   const std::vector<Camp> camps = camps_of(views);
   if (camps.size() < 2) return "";
   const Camp& last = camps.back();
@@ -164,7 +166,8 @@ std::string difference_among(const std::vector<const RankView*>& views, const st
   }
   if (named > kMostNamed) text += fmt::format(" and {} more", named - kMostNamed);
   text += majority ? fmt::format(" against the other {}", last.members.size()) : " against each other";
-  const auto told = std::ranges::find_if(views, [](const RankView* view) { return !view->proven_tensors.empty(); });
+  const auto told =
+      std::ranges::find_if(views, [](const RankView* view) { return !view->proven_tensors.empty(); });
   const std::vector<std::string>& names = told == views.end() ? tensors : (*told)->proven_tensors;
   const auto& one = *camps.front().digests;
   for (std::size_t i = 0; i < one.size() && i < last.digests->size() && i < names.size(); ++i) {

@@ -58,7 +58,8 @@ Status StepGuard::Impl::gather_placement() {
 }
 
 Status StepGuard::Impl::agree_on_groups() {
-  if (Status s = ReplicaGroups::agree(collective_, options_.axes, options_.replica_group, &groups_); !s.ok()) return s;
+  if (Status s = ReplicaGroups::agree(collective_, options_.axes, options_.replica_group, &groups_); !s.ok())
+    return s;
   replicas_ = groups_.members(groups_.group_of(collective_.rank()));
   place_ = std::ranges::find(replicas_, collective_.rank()) - replicas_.begin();
   group_coefficient_ = agreement_coefficient(collective_.rank(), replicas_);

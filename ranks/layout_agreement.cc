@@ -65,7 +65,8 @@ Status compare(const std::vector<Bytes>& hashes, const ReplicaGroups& groups) {
 
 }  // namespace
 
-Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout, const ReplicaGroups& groups) {
+Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout,
+                       const ReplicaGroups& groups) {
   std::vector<Bytes> hashes;
   if (Status s = collective.gather(std::to_string(hash_of(layout)), &hashes); !s.ok()) return s;
   return agree_on_status(collective, collective.rank() == 0 ? compare(hashes, groups) : Status());

@@ -10,6 +10,7 @@
 namespace holdfast {
 
 // See StepGuard::agree_on_layout().
-Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout, const ReplicaGroups& groups);
+Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout,
+                       const ReplicaGroups& groups);
 
 }  // namespace holdfast

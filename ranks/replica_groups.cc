@@ -16,9 +16,11 @@ using Json = nlohmann::json;
 // Along this axis ranks hold the same, of other samples.
 constexpr std::string_view kReplicaAxis = "dp";
 
-// What a rank says of itself: {"name": "pp=1,tp=0", "kind": "dp,pp,tp"}. The kind must be the same on all ranks.
+// What a rank says of itself: {"name": "pp=1,tp=0", "kind": "dp,pp,tp"}. The kind must be the same on all
+// ranks.
 Bytes claim(const std::map<std::string, int>& axes, const std::optional<int>& override_group) {
-  if (override_group) return Json{{"name", std::to_string(*override_group)}, {"kind", "a replica group"}}.dump();
+  if (override_group)
+    return Json{{"name", std::to_string(*override_group)}, {"kind", "a replica group"}}.dump();
   std::vector<std::string> tags;
   std::vector<std::string> named;
   for (const auto& [axis, index] : axes) {
@@ -42,10 +44,12 @@ Status divide(const std::vector<Bytes>& claims, Bytes* division) {
     const std::string kind = said.value("kind", "");
     if (r == 0) kind_of_rank_0 = kind;
     if (kind != kind_of_rank_0) {
-      return {StatusCode::kRanksDisagree,
-              fmt::format("rank {} names {} and rank 0 {}: every rank must name the same, or it would be compared with "
-                          "nobody",
-                          r, kind, kind_of_rank_0)};
+      return {
+          StatusCode::kRanksDisagree,
+          fmt::format(
+              "rank {} names {} and rank 0 {}: every rank must name the same, or it would be compared with "
+              "nobody",
+              r, kind, kind_of_rank_0)};
     }
     const auto [at, is_new] = numbers.try_emplace(name, static_cast<int>(names.size()));
     if (is_new) names.push_back(name);

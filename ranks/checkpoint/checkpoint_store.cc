@@ -160,7 +160,8 @@ Status CheckpointStore::Impl::write_parts(PartReport* report, const std::string&
   if (Status s = begin_publication(files_, folder_.path(), name); !s.ok()) return s;
   const std::string partial = partial_path(folder_.path(), name);
   if (snapshot_.has_replicated()) {
-    if (Status s = write_part(files_, partial, -1, snapshot_.replicated(), report->add_parts(), finding, group_);
+    if (Status s =
+            write_part(files_, partial, -1, snapshot_.replicated(), report->add_parts(), finding, group_);
         !s.ok())
       return s;
   }

@@ -45,9 +45,9 @@ Status judge(const std::vector<Bytes>& all, const ReplicaGroups& groups, RanksSt
 // Whether `mine` is what the first rank of its group shares.
 Status compare(const Part& mine, const Bytes& theirs, int first) {
   Part of_first;
-  if (!of_first.ParseFromString(theirs)) return Status::internal(fmt::format("malformed state of rank {}", first));
-  const std::string why =
-      difference(mine, of_first, "its replicated state", fmt::format("rank {}'s", first));
+  if (!of_first.ParseFromString(theirs))
+    return Status::internal(fmt::format("malformed state of rank {}", first));
+  const std::string why = difference(mine, of_first, "its replicated state", fmt::format("rank {}'s", first));
   return why.empty() ? Status() : Status::usage("the ranks share another state: " + why);
 }
 
@@ -108,7 +108,8 @@ std::string difference(const Part& mine, const Part& others, const std::string& 
 Status agree_on_state(Collective& collective, const ReplicaGroups& groups, const DeclaredState& mine,
                       RanksState* out) {
   if (Status s = agree_on_replicated(collective, groups, mine.replicated); !s.ok()) return s;
-  // Of what is a rank's own, one entry says that there is some; of what a first rank writes for its group, too.
+  // Of what is a rank's own, one entry says that there is some; of what a first rank writes for its group,
+  // too.
   Part own = mine.sharded;
   if (mine.per_rank.tensors_size() > 0) *own.add_tensors() = mine.per_rank.tensors(0);
   if (groups.is_first(collective.rank()) && mine.replicated.tensors_size() > 0)

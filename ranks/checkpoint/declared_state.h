@@ -35,8 +35,8 @@ struct RanksState {
   ReplicaGroups groups{0};
 };
 
-// Collective. USAGE, naming the first rank that has another replicated state than the first of its replica group,
-// and for sharded arrays that the ranks of a group together do not hold, every element once.
+// Collective. USAGE, naming the first rank that has another replicated state than the first of its replica
+// group, and for sharded arrays that the ranks of a group together do not hold, every element once.
 Status agree_on_state(Collective& collective, const ReplicaGroups& groups, const DeclaredState& mine,
                       RanksState* out);
 

@@ -54,7 +54,8 @@ Part replicated_part(const Manifest& manifest, const std::optional<std::uint32_t
 // Why a generation is of other replica groups than this run; "" when it is of the same.
 std::string groups_obstacle(const ReplicaGroups& groups, const Manifest& manifest) {
   const auto all_replicas = [](std::string_view one, std::string_view other, int n) {
-    return fmt::format("in {} all ranks are replicas of each other, and {} has {} replica groups", one, other, n);
+    return fmt::format("in {} all ranks are replicas of each other, and {} has {} replica groups", one, other,
+                       n);
   };
   if (groups.only_one() && manifest.groups_size() == 0) return "";
   if (groups.only_one()) return all_replicas("this run", "the generation", manifest.groups_size());

@@ -21,10 +21,10 @@ struct Loading {
   const ReplicaGroups& groups;
 };
 
-// USAGE, naming the first difference, unless the generation has the same replica groups, by name, and holds what
-// this rank has declared: the same replicated state of its group and, from a run of as many ranks, the same state of
-// its own. A run of another number of ranks, and a rank that is in another group by now, can use neither its own nor
-// the generation's per-rank state. Sharded arrays are for rank 0 to compare.
+// USAGE, naming the first difference, unless the generation has the same replica groups, by name, and holds
+// what this rank has declared: the same replicated state of its group and, from a run of as many ranks, the
+// same state of its own. A run of another number of ranks, and a rank that is in another group by now, can
+// use neither its own nor the generation's per-rank state. Sharded arrays are for rank 0 to compare.
 Status check_match(const DeclaredState& mine, const Manifest& manifest, const Loading& loading);
 
 class GenerationLoader {

@@ -1,8 +1,8 @@
 // What is refused of a manifest, beside one that is not its own encoding byte for byte: more than there can
 // be of anything; a part that is there twice, of a rank that the run did not have, or under another name than
 // its rank's; replica groups that are there twice, and parts of none of them; tensors that are not one behind
-// the other, not as large as dtype and shape say, of the same name as another that a rank holds, or outside of
-// the array of which they are a shard.
+// the other, not as large as dtype and shape say, of the same name as another that a rank holds, or outside
+// of the array of which they are a shard.
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 
@@ -162,7 +162,8 @@ std::string fault_of_groups(const Manifest& manifest) {
   }
   std::set<std::string_view> names;
   for (const std::string& name : manifest.groups()) {
-    if (name.empty() || name.size() > kLongestStateName || !is_utf8(name)) return "has a replica group without a name";
+    if (name.empty() || name.size() > kLongestStateName || !is_utf8(name))
+      return "has a replica group without a name";
     if (!names.insert(name).second) return "has the replica group \"" + name + "\" twice";
   }
   return "";
@@ -185,12 +186,14 @@ std::string fault_of(const Manifest& manifest) {
   // Other readers of Protobuf refuse such a message altogether.
   if (!is_utf8(manifest.time()) || !is_utf8(manifest.version())) return "has text that is no UTF-8";
   if (const std::string fault = fault_of_groups(manifest); !fault.empty()) return fault;
-  std::vector<std::set<std::string_view>> replicated(static_cast<std::size_t>(std::max(manifest.groups_size(), 1)));
+  std::vector<std::set<std::string_view>> replicated(
+      static_cast<std::size_t>(std::max(manifest.groups_size(), 1)));
   std::pair<int, int> after(-2, 0);
   for (const Part& part : manifest.parts()) {
     const int rank = part.has_rank() ? part.rank() : -1;
     const bool known = rank < static_cast<int>(manifest.ranks()) && (!part.has_rank() || rank >= 0);
-    if (known && !is_of_a_group(part, manifest)) return "has a part of no replica group: \"" + part.file() + "\"";
+    if (known && !is_of_a_group(part, manifest))
+      return "has a part of no replica group: \"" + part.file() + "\"";
     const int group = group_of(part);
     if (!known || part.file() != part_file_name(rank, group))
       return "has a file that is no part: \"" + part.file() + "\"";
@@ -198,7 +201,8 @@ std::string fault_of(const Manifest& manifest) {
     if (at <= after) return "has its parts twice or in disorder";
     after = at;
     std::set<std::string_view>& shared = replicated[static_cast<std::size_t>(std::max(group, 0))];
-    if (const std::string fault = fault_of_part(part, &shared); !fault.empty()) return part.file() + " " + fault;
+    if (const std::string fault = fault_of_part(part, &shared); !fault.empty())
+      return part.file() + " " + fault;
   }
   return "";
 }

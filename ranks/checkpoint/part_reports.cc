@@ -11,7 +11,8 @@ namespace holdfast {
 namespace {
 
 // Why a report that claims to be whole is not what `rank` had to write; "" when it is.
-std::string fault_of(const PartReport& report, int rank, const ReplicaGroups& groups, const GenerationId& id) {
+std::string fault_of(const PartReport& report, int rank, const ReplicaGroups& groups,
+                     const GenerationId& id) {
   const int group = groups.only_one() ? -1 : groups.group_of(rank);
   const bool is_first = groups.only_one() ? rank == 0 : groups.is_first(rank);
   if (report.rank() != rank) return fmt::format("its report is of rank {}", report.rank());

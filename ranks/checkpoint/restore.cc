@@ -153,8 +153,7 @@ Status Restorer::see(const GenerationId& id, const std::string& digest) {
 
 Status Restorer::match() const {
   const Collective& collective = from_.collective;
-  if (Status s = check_match(from_.declared, manifest_, {collective.rank(), from_.groups}); !s.ok())
-    return s;
+  if (Status s = check_match(from_.declared, manifest_, {collective.rank(), from_.groups}); !s.ok()) return s;
   if (collective.rank() != 0) return Status();
   const std::string why = from_.ranks.arrays.difference(arrays_, "this run's state", "the generation");
   return why.empty() ? Status() : Status::usage(why);

@@ -83,7 +83,8 @@ std::string ShardedArrays::difference(const ShardedArrays& other, const std::str
     const auto at = other.arrays_.find(key);
     if (at == other.arrays_.end()) return fmt::format("{} is in {} and not in {}", shown(key), mine, others);
     if (at->second.kind() != array.kind()) {
-      return fmt::format("{} is {} in {} and {} in {}", shown(key), array.kind(), mine, at->second.kind(), others);
+      return fmt::format("{} is {} in {} and {} in {}", shown(key), array.kind(), mine, at->second.kind(),
+                         others);
     }
   }
   for (const auto& [key, array] : other.arrays_) {

@@ -1,4 +1,5 @@
-// Long arrays of which each rank holds a part, as one run or one generation has them. Each replica group has its own.
+// Long arrays of which each rank holds a part, as one run or one generation has them. Each replica group has
+// its own.
 #pragma once
 
 #include <cstdint>

@@ -35,6 +35,7 @@ class ModelParallel(JobTest):
             (restored,) = again.named("restored")
             self.assertLessEqual(restored["attempt"], 27)
 
+    @unittest.skipUnless((BIN / "holdfast").exists(), "without CLI11 there is no command line tool")
     def test_a_checkpoint_says_which_group_it_is_of_and_is_verified_without_the_ranks(self):
         job = self.run_job(self.new_run_dir())
         self.assertEqual(0, job.code, job)

@@ -1,8 +1,9 @@
-// A small trainer with all three kinds of parallelism on eight ranks, 2 x 2 x 2: two data-parallel replicas (dp) of a
-// pipeline of two stages (pp), each split over two ranks (tp). Real gradients, real Adam, no library.
+// A small trainer with all three kinds of parallelism on eight ranks, 2 x 2 x 2: two data-parallel replicas
+// (dp) of a pipeline of two stages (pp), each split over two ranks (tp). Real gradients, real Adam, no
+// library.
 //
-// A stage is y = row(tanh(column(x))): the first layer is split by columns, so each half has its own hidden values, and
-// the second by rows, so that the halves' outputs add up to the stage's.
+// A stage is y = row(tanh(column(x))): the first layer is split by columns, so each half has its own hidden
+// values, and the second by rows, so that the halves' outputs add up to the stage's.
 #pragma once
 
 #include <array>
@@ -33,7 +34,8 @@ struct Place {
   int neighbour() const { return rank ^ 2; }           // in the pipeline
 };
 
-// The trainer's own communication. Each call is blocking, and ends at some time: by an abort when nobody answers.
+// The trainer's own communication. Each call is blocking, and ends at some time: by an abort when nobody
+// answers.
 class Fabric {
  public:
   virtual ~Fabric() = default;
@@ -126,8 +128,10 @@ class Trainer {
 
   TrainingState registered() {
     TrainingState state;
-    const auto add = [&](const std::string& name, float* data, std::size_t count, Held held, bool of_optimizer) {
-      StateTensor tensor{.name = name, .data = data, .shape = {static_cast<std::int64_t>(count)}, .held = held};
+    const auto add = [&](const std::string& name, float* data, std::size_t count, Held held,
+                         bool of_optimizer) {
+      StateTensor tensor{
+          .name = name, .data = data, .shape = {static_cast<std::int64_t>(count)}, .held = held};
       tensor.is_optimizer_state = of_optimizer;
       if (held == Held::kSharded) {
         tensor.shard_offset = static_cast<std::int64_t>(begin_);
@@ -151,7 +155,8 @@ class Trainer {
     const auto slices = layout();
     guard.observe_bucket(Stage::kBackward, TensorView::of(gradient_), slices);
     fabric_.all_reduce('d', gradient_);
-    if (const float* value = strikes(Where::kReduced, data)) gradient_[place_.dp == 0 ? 0 : kParameters - 1] = *value;
+    if (const float* value = strikes(Where::kReduced, data))
+      gradient_[place_.dp == 0 ? 0 : kParameters - 1] = *value;
     guard.observe_share(TensorView::of(gradient_), slices);
     if (guard.checks_update_before()) {
       compute_update(guard.updates() + 1, data);
@@ -179,7 +184,8 @@ class Trainer {
   }
 
   Values samples(std::uint64_t data) const {
-    std::mt19937 random(static_cast<unsigned>(data * 100 + static_cast<unsigned>(place_.dp * 10 + place_.pp)));
+    std::mt19937 random(
+        static_cast<unsigned>(data * 100 + static_cast<unsigned>(place_.dp * 10 + place_.pp)));
     std::uniform_real_distribution<float> value(-1, 1);
     Values values(kBatch * kWidth);
     for (float& v : values) v = value(random);
@@ -207,7 +213,8 @@ class Trainer {
           hidden_[b * kHidden + h] = std::tanh(sum);
         }
         for (std::size_t o = 0; o < kWidth; ++o) {
-          for (std::size_t h = 0; h < kHidden; ++h) output[b * kWidth + o] += row(o, h) * hidden_[b * kHidden + h];
+          for (std::size_t h = 0; h < kHidden; ++h)
+            output[b * kWidth + o] += row(o, h) * hidden_[b * kHidden + h];
         }
       }
     });
@@ -276,8 +283,8 @@ class Trainer {
       const float g = gradient_[begin_ + i] / 2;
       new_average_[i] = 0.9f * average_[i] + 0.1f * g;
       new_square_[i] = 0.999f * square_[i] + 0.001f * g * g;
-      new_parameters_[i] =
-          parameters_[begin_ + i] - 0.01f * correction * new_average_[i] / (std::sqrt(new_square_[i]) + 1e-8f);
+      new_parameters_[i] = parameters_[begin_ + i] -
+                           0.01f * correction * new_average_[i] / (std::sqrt(new_square_[i]) + 1e-8f);
     }
     if (const float* value = strikes(Where::kUpdate, data)) new_average_[3] = *value;
   }
@@ -285,11 +292,13 @@ class Trainer {
   void update(StepGuard& guard, std::uint64_t data) {
     const bool is_computed = guard.checks_update_before();
     if (!is_computed) compute_update(guard.updates() + 1, data);
-    std::copy(new_parameters_.begin(), new_parameters_.end(), parameters_.begin() + static_cast<std::ptrdiff_t>(begin_));
+    std::copy(new_parameters_.begin(), new_parameters_.end(),
+              parameters_.begin() + static_cast<std::ptrdiff_t>(begin_));
     average_ = new_average_;
     square_ = new_square_;
     if (is_computed) return;
-    guard.observe_written("parameters", TensorView::of(std::span<const float>(parameters_).subspan(begin_, count_)));
+    guard.observe_written("parameters",
+                          TensorView::of(std::span<const float>(parameters_).subspan(begin_, count_)));
     guard.observe_written("exp_avg", TensorView::of(average_));
   }
 

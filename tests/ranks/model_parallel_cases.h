@@ -1,5 +1,5 @@
-// What holds for a run of eight ranks with data, tensor and pipeline parallelism, whatever it runs on. Each case is
-// called on every rank, and what it finds on one is a failure of all.
+// What holds for a run of eight ranks with data, tensor and pipeline parallelism, whatever it runs on. Each
+// case is called on every rank, and what it finds on one is a failure of all.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,11 +25,13 @@ inline GuardOptions options_of(Place place, const std::string& policy, const std
 inline void expect_the_same_on_all(Collective& collective, const std::string& mine, const std::string& what) {
   std::vector<Bytes> all;
   ASSERT_TRUE(collective.gather(mine, &all).ok());
-  for (std::size_t r = 1; r < all.size(); ++r) EXPECT_EQ(all[r], all[0]) << what << ": rank " << r << " against rank 0";
+  for (std::size_t r = 1; r < all.size(); ++r)
+    EXPECT_EQ(all[r], all[0]) << what << ": rank " << r << " against rank 0";
 }
 
 inline std::string told(const Decision& decision) {
-  return std::string(action_name(decision.action)) + " " + std::to_string(decision.exit_code()) + " " + decision.reason;
+  return std::string(action_name(decision.action)) + " " + std::to_string(decision.exit_code()) + " " +
+         decision.reason;
 }
 
 // One rank's course through a run.
@@ -78,11 +80,12 @@ inline Course train(Collective& collective, Fabric& wires, const Setting& settin
 }
 
 inline std::string name_of(const Fault& fault) {
-  return "fault " + std::to_string(static_cast<int>(fault.where)) + " of value " + std::to_string(fault.value) +
-         " on rank " + std::to_string(fault.rank);
+  return "fault " + std::to_string(static_cast<int>(fault.where)) + " of value " +
+         std::to_string(fault.value) + " on rank " + std::to_string(fault.rank);
 }
 
-// All eight skip together, nothing that training depends on has changed, and it ends as if that attempt had not been.
+// All eight skip together, nothing that training depends on has changed, and it ends as if that attempt had
+// not been.
 inline void expect_skipped_together(Collective& collective, Fabric& fabric, const Setting& setting,
                                     const Course& reference) {
   const Fault& fault = *setting.fault;
@@ -101,13 +104,17 @@ inline void expect_skipped_together(Collective& collective, Fabric& fabric, cons
   std::string expected = course.trainers[kBad - 1];
   if (setting.sharded) expected.pop_back();  // parameters are gathered after an update only
   EXPECT_EQ(course.trainers[kBad], expected) << what;
-  // The first finding is of the rank itself: an earlier rank than its own has none. In the sum it is of the share.
+  // The first finding is of the rank itself: an earlier rank than its own has none. In the sum it is of the
+  // share.
   const std::string& reason = course.decisions[kBad].reason;
-  const int first = fault.where == Where::kReduction ? std::min(fault.rank, Place{fault.rank}.replica()) : fault.rank;
-  EXPECT_NE(reason.find("on rank " + std::to_string(first) + " (host"), std::string::npos) << what << ": " << reason;
+  const int first =
+      fault.where == Where::kReduction ? std::min(fault.rank, Place{fault.rank}.replica()) : fault.rank;
+  EXPECT_NE(reason.find("on rank " + std::to_string(first) + " (host"), std::string::npos)
+      << what << ": " << reason;
 }
 
-inline void any_rank_non_finite_anywhere_skips_on_all_eight(Collective& collective, Fabric& fabric, bool sharded) {
+inline void any_rank_non_finite_anywhere_skips_on_all_eight(Collective& collective, Fabric& fabric,
+                                                            bool sharded) {
   Setting setting{.sharded = sharded, .omitted = kBad};
   const Course reference = train(collective, fabric, setting);
   ASSERT_EQ(reference.states.size(), kAttempts - 1);
@@ -131,7 +138,8 @@ inline void an_exception_on_any_rank_ends_all_eight_with_80(Collective& collecti
       ASSERT_EQ(course.decisions.size(), kBad + 1) << name_of(fault);
       const Decision& last = course.decisions.back();
       EXPECT_EQ(last.exit_code(), 80) << name_of(fault);
-      EXPECT_NE(last.reason.find("exception on rank " + std::to_string(rank) + " "), std::string::npos) << last.reason;
+      EXPECT_NE(last.reason.find("exception on rank " + std::to_string(rank) + " "), std::string::npos)
+          << last.reason;
       EXPECT_EQ(course.states[kBad], course.states[kBad - 1]) << name_of(fault);
       EXPECT_EQ(course.trainers[kBad], course.trainers[kBad - 1]) << name_of(fault);
       expect_the_same_on_all(collective, course.told_all(), name_of(fault));
@@ -139,7 +147,8 @@ inline void an_exception_on_any_rank_ends_all_eight_with_80(Collective& collecti
   }
 }
 
-inline void an_exception_on_any_rank_is_skipped_when_the_policy_says_so(Collective& collective, Fabric& fabric) {
+inline void an_exception_on_any_rank_is_skipped_when_the_policy_says_so(Collective& collective,
+                                                                        Fabric& fabric) {
   Setting setting{.policy = "check_update: BEFORE on_error: SKIP", .omitted = kBad};
   const Course reference = train(collective, fabric, setting);
   setting.omitted.reset();
@@ -168,7 +177,8 @@ inline void a_bit_flip_on_any_rank_is_found_in_its_group(Collective& collective,
     const std::string head = "APPLY 0 \nAPPLY 0 \nABORT 83 replicas differ in " + odd.group() + ": rank " +
                              std::to_string(odd.rank) + " (host ";
     EXPECT_TRUE(course.starts_with(head)) << course;
-    EXPECT_NE(course.find(", rank " + std::to_string(odd.replica()) + " (host "), std::string::npos) << course;
+    EXPECT_NE(course.find(", rank " + std::to_string(odd.replica()) + " (host "), std::string::npos)
+        << course;
     const std::string tensor = "stage" + std::to_string(odd.pp) + ".half" + std::to_string(odd.tp) + ".row\n";
     EXPECT_TRUE(course.ends_with(" against each other, first in " + tensor)) << course;
     expect_the_same_on_all(collective, course, "bit flip on rank " + std::to_string(rank));
@@ -185,18 +195,21 @@ inline void a_layout_that_differs_within_a_group_is_named(Collective& collective
     const Status status = guard->agree_on_layout(layout);
     EXPECT_EQ(status.exit_code(), 83);
     const Place odd{rank % 4};
-    const std::string one = "rank " + std::to_string(odd.rank) + " against rank " + std::to_string(odd.replica());
-    const std::string other = "rank " + std::to_string(odd.replica()) + " against rank " + std::to_string(odd.rank);
+    const std::string one =
+        "rank " + std::to_string(odd.rank) + " against rank " + std::to_string(odd.replica());
+    const std::string other =
+        "rank " + std::to_string(odd.replica()) + " against rank " + std::to_string(odd.rank);
     const std::string group = " (replica group " + odd.group() + ")";
     const std::string head = "rank 0: ranks hold different tensors: ";
-    EXPECT_TRUE(status.message() == head + one + group || status.message() == head + other + group) << status.message();
+    EXPECT_TRUE(status.message() == head + one + group || status.message() == head + other + group)
+        << status.message();
   }
 }
 
-// Written into the moments of one rank's shard, where no other rank can see it: all go back together, and make the
-// attempts again.
-inline void moments_spoilt_in_one_shard_make_all_eight_go_back(Collective& collective, Fabric& fabric,
-                                                               const std::function<std::string(int)>& run_dir) {
+// Written into the moments of one rank's shard, where no other rank can see it: all go back together, and
+// make the attempts again.
+inline void moments_spoilt_in_one_shard_make_all_eight_go_back(
+    Collective& collective, Fabric& fabric, const std::function<std::string(int)>& run_dir) {
   Setting calm{.sharded = true};
   const Course reference = train(collective, fabric, calm);
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -219,7 +232,8 @@ inline void moments_spoilt_in_one_shard_make_all_eight_go_back(Collective& colle
         continue;
       }
       EXPECT_EQ(data, kBad + 1) << course;
-      EXPECT_NE(decision.reason.find("on rank " + std::to_string(rank) + " "), std::string::npos) << decision.reason;
+      EXPECT_NE(decision.reason.find("on rank " + std::to_string(rank) + " "), std::string::npos)
+          << decision.reason;
       EXPECT_FALSE(guard->roll_back().ends_run());
       trainer.fault.reset();  // the second time it goes well
     }

@@ -1,7 +1,8 @@
 // One rank of eight under mpirun, with data, tensor and pipeline parallelism.
 //
 //   mpirun -np 8 model_parallel_rank                                   the cases that hold on any fabric
-//   mpirun -np 8 model_parallel_rank train RUN_DIR ATTEMPTS [RANK AT]  a run, or the rest of one, with checkpoints;
+//   mpirun -np 8 model_parallel_rank train RUN_DIR ATTEMPTS [RANK AT]  a run, or the rest of one, with
+//   checkpoints;
 //                                                                      RANK dies in attempt AT of epoch 1
 //
 // A run prints, rank by rank, "state rank=R attempt=A updates=U HEX".
@@ -66,7 +67,8 @@ void on_this_rank(const std::function<void(Collective&, Fabric&)>& body) {
 }
 
 TEST(ModelParallelOverMpi, AnyRankNonFiniteAnywhereSkipsOnAllEight) {
-  on_this_rank([](Collective& c, Fabric& f) { any_rank_non_finite_anywhere_skips_on_all_eight(c, f, false); });
+  on_this_rank(
+      [](Collective& c, Fabric& f) { any_rank_non_finite_anywhere_skips_on_all_eight(c, f, false); });
 }
 TEST(ModelParallelOverMpi, WithAShardedOptimizerToo) {
   on_this_rank([](Collective& c, Fabric& f) { any_rank_non_finite_anywhere_skips_on_all_eight(c, f, true); });
@@ -86,7 +88,8 @@ TEST(ModelParallelOverMpi, ALayoutThatDiffersWithinAGroupIsNamed) {
 TEST(ModelParallelOverMpi, MomentsSpoiltInOneShardMakeAllEightGoBack) {
   const TempDir temp;  // only rank 0's is used
   on_this_rank([&](Collective& c, Fabric& f) {
-    moments_spoilt_in_one_shard_make_all_eight_go_back(c, f, [&](int rank) { return temp / std::to_string(rank); });
+    moments_spoilt_in_one_shard_make_all_eight_go_back(c, f,
+                                                       [&](int rank) { return temp / std::to_string(rank); });
   });
 }
 
@@ -135,7 +138,8 @@ int run_training(const std::string& run_dir, std::uint64_t attempts, int dies, s
   }
   while (guard->attempt() < attempts) {
     const std::uint64_t data = guard->attempt();
-    if (data % 7 == 3) trainer.fault = Fault{data, static_cast<int>(data / 7 % kRanks), Where::kBackward, kNanF};
+    if (data % 7 == 3)
+      trainer.fault = Fault{data, static_cast<int>(data / 7 % kRanks), Where::kBackward, kNanF};
     if (guard->epoch() == 1 && place.rank == dies && data == dies_at) raise(SIGKILL);
     const Decision decision = trainer.attempt(*guard, data);
     if (!decision.agreed) std::_Exit(decision.exit_code());
@@ -144,7 +148,8 @@ int run_training(const std::string& run_dir, std::uint64_t attempts, int dies, s
   }
   const Decision end = guard->close();
   if (!end.agreed) std::_Exit(end.exit_code());
-  std::string line = "state rank=" + std::to_string(place.rank) + " attempt=" + std::to_string(guard->attempt()) +
+  std::string line = "state rank=" + std::to_string(place.rank) +
+                     " attempt=" + std::to_string(guard->attempt()) +
                      " updates=" + std::to_string(guard->updates()) + " ";
   for (const char byte : trainer.state()) {
     constexpr char kDigits[] = "0123456789abcdef";

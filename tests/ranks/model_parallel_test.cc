@@ -17,7 +17,8 @@ void on_each_rank(const std::function<void(Collective&, Fabric&)>& body) {
 }
 
 TEST(ModelParallel, AnyRankNonFiniteAnywhereSkipsOnAllEight) {
-  on_each_rank([](Collective& c, Fabric& f) { any_rank_non_finite_anywhere_skips_on_all_eight(c, f, false); });
+  on_each_rank(
+      [](Collective& c, Fabric& f) { any_rank_non_finite_anywhere_skips_on_all_eight(c, f, false); });
 }
 TEST(ModelParallel, WithAShardedOptimizerToo) {
   on_each_rank([](Collective& c, Fabric& f) { any_rank_non_finite_anywhere_skips_on_all_eight(c, f, true); });
@@ -28,14 +29,17 @@ TEST(ModelParallel, AnExceptionOnAnyRankEndsAllEightWith80) {
 TEST(ModelParallel, AnExceptionOnAnyRankIsSkippedWhenThePolicySaysSo) {
   on_each_rank(an_exception_on_any_rank_is_skipped_when_the_policy_says_so);
 }
-TEST(ModelParallel, ABitFlipOnAnyRankIsFoundInItsGroup) { on_each_rank(a_bit_flip_on_any_rank_is_found_in_its_group); }
+TEST(ModelParallel, ABitFlipOnAnyRankIsFoundInItsGroup) {
+  on_each_rank(a_bit_flip_on_any_rank_is_found_in_its_group);
+}
 TEST(ModelParallel, ALayoutThatDiffersWithinAGroupIsNamed) {
   on_each_rank(a_layout_that_differs_within_a_group_is_named);
 }
 TEST(ModelParallel, MomentsSpoiltInOneShardMakeAllEightGoBack) {
   const TempDir temp;
   on_each_rank([&](Collective& c, Fabric& f) {
-    moments_spoilt_in_one_shard_make_all_eight_go_back(c, f, [&](int rank) { return temp / std::to_string(rank); });
+    moments_spoilt_in_one_shard_make_all_eight_go_back(c, f,
+                                                       [&](int rank) { return temp / std::to_string(rank); });
   });
 }
 
@@ -78,7 +82,8 @@ TEST(ReplicaGroups, OfThreeReplicasTheMinorityIsNamedAndTheTensorIsItsGroups) {
     const Decision decision = prove(members);
     EXPECT_EQ(decision.exit_code(), 83);
     const std::string group = odd % 2 == 0 ? "tp=0" : "tp=1";
-    EXPECT_TRUE(decision.reason.starts_with("replicas differ in " + group + ": rank " + std::to_string(odd) + " (host "))
+    EXPECT_TRUE(decision.reason.starts_with("replicas differ in " + group + ": rank " + std::to_string(odd) +
+                                            " (host "))
         << decision.reason;
     EXPECT_TRUE(decision.reason.ends_with(std::string(" against the other 2, first in layer of ") +
                                           (odd % 2 == 0 ? "e" : "o")))
@@ -95,7 +100,8 @@ TEST(ReplicaGroups, EachGroupThatDiffersIsNamed) {
   EXPECT_NE(decision.reason.find("; and in tp=1: rank 1 "), std::string::npos) << decision.reason;
 }
 
-// A replica whose ranks are numbered in another order holds the halves exchanged: what one group misses the other has.
+// A replica whose ranks are numbered in another order holds the halves exchanged: what one group misses the
+// other has.
 TEST(ReplicaGroups, HalvesThatAreExchangedInOneReplicaDoNotCancel) {
   const Decision decision = prove({{{{"dp", 0}, {"tp", 0}}, {}, "upper"},
                                    {{{"dp", 0}, {"tp", 1}}, {}, "lower"},
@@ -118,7 +124,8 @@ TEST(ReplicaGroups, MayHaveAnySizeAndOneRankHasNothingToCompareWith) {
   const Decision decision = prove(groups(1));
   EXPECT_EQ(decision.exit_code(), 83);
   EXPECT_TRUE(decision.reason.starts_with("replicas differ in 7: rank 2 (host ")) << decision.reason;
-  EXPECT_NE(decision.reason.find(" against the other 2, first in layer of o"), std::string::npos) << decision.reason;
+  EXPECT_NE(decision.reason.find(" against the other 2, first in layer of o"), std::string::npos)
+      << decision.reason;
 }
 
 TEST(ReplicaGroups, ANumberOverrulesTheTags) {

@@ -98,9 +98,10 @@ TEST(CheckpointGroups, EachGroupIsWrittenOnceByItsFirstRankAndReadByAllOfIt) {
   run.publish();
   std::vector<std::string> names = names_in(temp / "c" + "/" + kName);
   std::ranges::sort(names);
-  EXPECT_EQ(names, (std::vector<std::string>{"group-00000.safetensors", "group-00001.safetensors", "manifest.pb",
-                                             "rank-00000.safetensors", "rank-00001.safetensors",
-                                             "rank-00002.safetensors", "rank-00003.safetensors"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"group-00000.safetensors", "group-00001.safetensors", "manifest.pb",
+                                      "rank-00000.safetensors", "rank-00001.safetensors",
+                                      "rank-00002.safetensors", "rank-00003.safetensors"}));
   const Manifest manifest = manifest_in(temp / "c");
   EXPECT_EQ(std::vector<std::string>(manifest.groups().begin(), manifest.groups().end()),
             (std::vector<std::string>{"0", "1"}));
@@ -131,9 +132,10 @@ TEST(CheckpointGroups, AnotherNumberOfReplicasInEachGroupGoesOnAndSharesTheArray
 TEST(CheckpointGroups, OtherGroupsAreRefusedWithTheReason) {
   const MemoryDir temp;
   GroupedRun{temp / "c", {"0", "1", "0", "1"}}.publish();
-  EXPECT_EQ((GroupedRun{temp / "c", {"0", "0", "0", "0"}}.refusal()),
-            std::string(kOther) +
-                "0: in this run all ranks are replicas of each other, and the generation has 2 replica groups");
+  EXPECT_EQ(
+      (GroupedRun{temp / "c", {"0", "0", "0", "0"}}.refusal()),
+      std::string(kOther) +
+          "0: in this run all ranks are replicas of each other, and the generation has 2 replica groups");
   EXPECT_EQ((GroupedRun{temp / "c", {"0", "1", "2", "1"}}.refusal()),
             std::string(kOther) + "0: replica group 2 is in this run and not in the generation");
   EXPECT_EQ((GroupedRun{temp / "c", {"0", "5", "0", "5"}}.refusal()),
@@ -142,9 +144,10 @@ TEST(CheckpointGroups, OtherGroupsAreRefusedWithTheReason) {
   EXPECT_EQ((GroupedRun{temp / "d", {"0", "1", "0"}}.refusal()),
             std::string(kOther) + "0: replica group 2 is in the generation and not in this run");
   GroupedRun{temp / "e", {"0", "0"}}.publish();
-  EXPECT_EQ((GroupedRun{temp / "e", {"0", "1"}}.refusal()),
-            std::string(kOther) +
-                "0: in the generation all ranks are replicas of each other, and this run has 2 replica groups");
+  EXPECT_EQ(
+      (GroupedRun{temp / "e", {"0", "1"}}.refusal()),
+      std::string(kOther) +
+          "0: in the generation all ranks are replicas of each other, and this run has 2 replica groups");
 }
 
 TEST(CheckpointGroups, AGroupWithOtherLayersIsRefused) {
@@ -215,11 +218,15 @@ std::string fault_of(const std::function<void(Manifest*)>& change) {
 TEST(CheckpointGroups, AManifestWhoseGroupsAreNotSoundIsRefused) {
   const std::string damaged = "the manifest is damaged: it ";
   EXPECT_EQ(fault_of([](Manifest*) {}), "");
-  EXPECT_EQ(fault_of([](Manifest* m) { m->set_groups(1, "0"); }), damaged + "has the replica group \"0\" twice");
-  EXPECT_EQ(fault_of([](Manifest* m) { m->set_groups(1, ""); }), damaged + "has a replica group without a name");
+  EXPECT_EQ(fault_of([](Manifest* m) { m->set_groups(1, "0"); }),
+            damaged + "has the replica group \"0\" twice");
+  EXPECT_EQ(fault_of([](Manifest* m) { m->set_groups(1, ""); }),
+            damaged + "has a replica group without a name");
   EXPECT_EQ(fault_of([](Manifest* m) { m->mutable_groups()->RemoveLast(); }),
             damaged + "has a number of replica groups that cannot be");
-  EXPECT_EQ(fault_of([](Manifest* m) { for (const char* g : {"2", "3", "4"}) m->add_groups(g); }),
+  EXPECT_EQ(fault_of([](Manifest* m) {
+              for (const char* g : {"2", "3", "4"}) m->add_groups(g);
+            }),
             damaged + "has a number of replica groups that cannot be");
   EXPECT_EQ(fault_of([](Manifest* m) { m->clear_groups(); }),
             damaged + "has a part of no replica group: \"group-00000.safetensors\"");

@@ -66,9 +66,10 @@ struct Agreement {
 // Comparing N * sum(h^2) with (sum h)^2 instead goes wrong as soon as either wraps.
 std::uint64_t agreement_hash(const Agreement& agreement);
 std::uint64_t agreement_coefficient(int rank, int world_size);  // O(world_size) on rank 0; compute once
-// The same for one group of ranks among others whose lanes are added up in the same sum: `members` is the group, in
-// order, with `rank` in it. They sum to zero in each group, and no two groups use the same ones, so that what is wrong in
-// one group is not cancelled by its mirror image in another. 0 for a rank that is alone.
+// The same for one group of ranks among others whose lanes are added up in the same sum: `members` is the
+// group, in order, with `rank` in it. They sum to zero in each group, and no two groups use the same ones, so
+// that what is wrong in one group is not cancelled by its mirror image in another. 0 for a rank that is
+// alone.
 std::uint64_t agreement_coefficient(int rank, std::span<const int> members);
 
 class Record {

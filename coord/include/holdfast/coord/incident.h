@@ -44,7 +44,7 @@ struct RankView {
   Agreement agreement;
   std::vector<Fact> facts;
   std::vector<std::uint64_t> replica_digests;  // of the tensors that were proven, when replicas differ
-  std::vector<std::string> proven_tensors;     // which; only of the first rank of a group that is not rank 0's
+  std::vector<std::string> proven_tensors;  // which; only of the first rank of a group that is not rank 0's
   std::string fired_rule;  // what a rule said by which this rank asks for the attempt to be skipped
 };
 
@@ -103,7 +103,8 @@ struct Incident {
   // Non-finite values at that stage over all ranks; those of one replica when every replica wrote the same.
   BadCounts counts() const;
   // "replicas differ: rank 2 (host h) against the other 3, first in conv1.weight"; the minority, or all when
-  // none is the largest. The same of each replica group in which they differ: "replicas differ in pp=1,tp=0: ...".
+  // none is the largest. The same of each replica group in which they differ: "replicas differ in pp=1,tp=0:
+  // ...".
   std::string describe_divergence() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;
