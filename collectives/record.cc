@@ -19,6 +19,9 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Odd, so that multiplying by it loses nothing; the first rank takes what makes the sum zero.
+std::uint64_t odd_coefficient(int rank) { return mix(static_cast<std::uint64_t>(rank)) | 1; }
+
 void add_saturating(std::uint64_t& lane, std::uint64_t count) {
   lane = std::min(lane + std::min(count, Record::kMaxPerRank), Record::kMaxPerRank);
 }
@@ -50,11 +53,17 @@ std::uint64_t agreement_hash(const Agreement& agreement) {
 
 std::uint64_t agreement_coefficient(int rank, int world_size) {
   assert(rank >= 0 && rank < world_size);
-  // Odd, so that multiplying by it loses nothing; rank 0 takes what makes the sum zero.
-  const auto odd = [](int r) { return mix(static_cast<std::uint64_t>(r)) | 1; };
-  if (rank != 0) return odd(rank);
+  if (rank != 0) return odd_coefficient(rank);
   std::uint64_t others = 0;
-  for (int r = 1; r < world_size; ++r) others += odd(r);
+  for (int r = 1; r < world_size; ++r) others += odd_coefficient(r);
+  return ~others + 1;
+}
+
+std::uint64_t agreement_coefficient(int rank, std::span<const int> members) {
+  assert(std::ranges::find(members, rank) != members.end());
+  if (rank != members.front()) return odd_coefficient(rank);
+  std::uint64_t others = 0;
+  for (const int r : members.subspan(1)) others += odd_coefficient(r);
   return ~others + 1;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "holdfast/coord/incident.pb.h"
 
@@ -37,6 +38,7 @@ std::string encode_rank_view(const RankView& view) {
   }
   if (!view.fired_rule.empty()) report.set_fired_rule(view.fired_rule);
   report.mutable_replica_digests()->Assign(view.replica_digests.begin(), view.replica_digests.end());
+  for (const std::string& name : view.proven_tensors) report.add_proven_tensors(name);
   return report.SerializeAsString();
 }
 
@@ -63,6 +65,7 @@ bool decode_rank_view(const std::string& bytes, RankView* view) {
   for (const FactMessage& message : report.facts()) view->facts.push_back({message.name(), message.value()});
   view->fired_rule = report.fired_rule();
   view->replica_digests.assign(report.replica_digests().begin(), report.replica_digests().end());
+  view->proven_tensors.assign(report.proven_tensors().begin(), report.proven_tensors().end());
   return true;
 }
 
@@ -122,23 +125,35 @@ BadCounts Incident::counts() const {
   return {counts.nan / ranks, counts.pos_inf / ranks, counts.neg_inf / ranks};
 }
 
-std::string Incident::describe_divergence() const {
-  struct Camp {
-    const std::vector<std::uint64_t>* digests;
-    std::vector<const RankView*> members;
-  };
+namespace {
+
+// Replicas that hold the same.
+struct Camp {
+  const std::vector<std::uint64_t>* digests;
+  std::vector<const RankView*> members;
+};
+
+std::vector<Camp> camps_of(const std::vector<const RankView*>& views) {
   std::vector<Camp> camps;
-  for (const RankView& view : views) {
+  for (const RankView* view : views) {
     const auto found =
-        std::ranges::find_if(camps, [&](const Camp& camp) { return *camp.digests == view.replica_digests; });
-    (found == camps.end() ? camps.emplace_back(Camp{&view.replica_digests, {}}) : *found)
-        .members.push_back(&view);
+        std::ranges::find_if(camps, [&](const Camp& camp) { return *camp.digests == view->replica_digests; });
+    (found == camps.end() ? camps.emplace_back(Camp{&view->replica_digests, {}}) : *found)
+        .members.push_back(view);
   }
-  if (camps.size() < 2) return "replicas differ, and no rank's report says where";
   std::ranges::stable_sort(camps, {}, [](const Camp& camp) { return camp.members.size(); });
+  return camps;
+}
+
+// Of one group: "rank 2 (host h) against the other 3, first in conv1.weight"; "" when its ranks hold the
+// same. `tensors`: what was proven, unless a view of the group says it.
+std::string difference_among(const std::vector<const RankView*>& views,
+                             const std::vector<std::string>& tensors) {
+  const std::vector<Camp> camps = camps_of(views);
+  if (camps.size() < 2) return "";
   const Camp& last = camps.back();
   const bool majority = last.members.size() > camps[camps.size() - 2].members.size();
-  std::string text = "replicas differ: ";
+  std::string text;
   constexpr std::size_t kMostNamed = 16;
   std::size_t named = 0;
   for (const Camp& camp : camps) {
@@ -151,11 +166,36 @@ std::string Incident::describe_divergence() const {
   }
   if (named > kMostNamed) text += fmt::format(" and {} more", named - kMostNamed);
   text += majority ? fmt::format(" against the other {}", last.members.size()) : " against each other";
+  const auto told =
+      std::ranges::find_if(views, [](const RankView* view) { return !view->proven_tensors.empty(); });
+  const std::vector<std::string>& names = told == views.end() ? tensors : (*told)->proven_tensors;
   const auto& one = *camps.front().digests;
-  for (std::size_t i = 0; i < one.size() && i < last.digests->size() && i < proven_tensors.size(); ++i) {
-    if (one[i] != (*last.digests)[i]) return text + ", first in " + proven_tensors[i];
+  for (std::size_t i = 0; i < one.size() && i < last.digests->size() && i < names.size(); ++i) {
+    if (one[i] != (*last.digests)[i]) return text + ", first in " + names[i];
   }
   return text;
+}
+
+}  // namespace
+
+std::string Incident::describe_divergence() const {
+  constexpr std::size_t kMostGroups = 8;
+  std::map<std::string_view, std::vector<const RankView*>> groups;
+  for (const RankView& view : views) {
+    const auto at = static_cast<std::size_t>(view.rank);
+    const bool grouped = view.rank >= 0 && at < replica_groups.size();
+    groups[grouped ? std::string_view(replica_groups[at]) : ""].push_back(&view);
+  }
+  std::string text;
+  std::size_t differ = 0;
+  for (const auto& [name, members] : groups) {
+    const std::string what = difference_among(members, proven_tensors);
+    if (what.empty() || ++differ > kMostGroups) continue;
+    text += fmt::format("{}{}: {}", differ == 1 ? "replicas differ" : "; and",
+                        name.empty() ? "" : fmt::format(" in {}", name), what);
+  }
+  if (differ > kMostGroups) text += fmt::format("; and in {} more groups", differ - kMostGroups);
+  return differ == 0 ? "replicas differ, and no rank's report says where" : text;
 }
 
 std::string Incident::describe() const {

@@ -48,8 +48,10 @@ class AttemptLog {
 
   // Going back undoes the update that failed or wrote something that is not finite, and where the data ended.
   void go_back();
-  // This rank's part of the proof, and the digests of which it is made.
-  void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests);
+  // This rank's part of the proof, and the digests of which it is made; `names` of their tensors, when rank 0
+  // has other ones.
+  void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests,
+             const std::vector<std::string>& names = {});
 
   const StageTally& tally(Stage stage) const { return tallies_[static_cast<std::size_t>(stage)]; }
   const std::string& host() const { return view_.host; }

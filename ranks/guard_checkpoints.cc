@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <ranges>
 #include <thread>
 #include <utility>
 
@@ -76,7 +77,8 @@ Status StepGuard::Impl::register_state(TrainingState state) {
     folder = std::filesystem::absolute(checkpoints_path(options_.run_dir)).string();
     checkpoints.before_publication = coordinator_->still_holds();
   }
-  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, checkpoints, state_, &store_);
+  if (Status s = CheckpointStore::create(collective_, real_file_system(), folder, checkpoints, state_,
+                                         groups_, &store_);
       !s.ok()) {
     return s;
   }
@@ -191,7 +193,11 @@ void StepGuard::Impl::end_sweep() {
   if (!sweep_ || !sweep_->running()) return;
   StateSweep::Result result = sweep_->finish();
   for (const StateSweep::Found& found : result.non_finite) log_.add_written(found.tensor, found.probe, 0);
-  log_.prove(coefficient_ * result.proof, result.digests);
+  // Rank 0 knows the names of its own tensors only.
+  const bool says_names =
+      collective_.rank() != 0 && groups_.is_first(collective_.rank()) && replicas_.size() > 1;
+  log_.prove(group_coefficient_ * result.proof, result.digests,
+             says_names ? sweep_->proven() : std::vector<std::string>());
   proves_ = true;
 }
 
@@ -324,7 +330,13 @@ Status StepGuard::Impl::replicas_agree_now(bool* agree) {
   std::vector<Bytes> all;
   Bytes word(reinterpret_cast<const char*>(&mine), sizeof mine);
   if (Status s = collective_.gather(word, &all); !s.ok()) return s;
-  if (coordinator_) word = std::ranges::count(all, all.front()) == std::ssize(all) ? "yes" : "no";
+  if (coordinator_) {
+    const auto is_its_firsts = [&](int r) {
+      return all[static_cast<std::size_t>(r)] ==
+             all[static_cast<std::size_t>(groups_.first(groups_.group_of(r)))];
+    };
+    word = std::ranges::all_of(std::views::iota(0, collective_.size()), is_its_firsts) ? "yes" : "no";
+  }
   if (Status s = collective_.broadcast(&word); !s.ok()) return s;
   *agree = word == "yes";
   return Status();

@@ -35,6 +35,7 @@ StepGuard::Impl::Impl(Collective& collective, const Policy& policy, const GuardO
       policy_text_(holdfast::policy_text(policy)),
       policy_hash_(holdfast::policy_hash(policy)),
       coefficient_(agreement_coefficient(collective.rank(), collective.size())),
+      groups_(collective.size()),
       coordinator_(std::move(coordinator)),
       log_(collective.rank(), host_name()) {}
 
@@ -205,7 +206,12 @@ Decision StepGuard::Impl::decide_on_incident(const Verdict& verdict) {
 Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
   Incident incident{epoch_, attempt_, updates_, verdict, {}, {}};
   incident.closing = closing_;
-  if (verdict.kind == Verdict::Kind::kDiverged) incident.proven_tensors = sweep_->proven();
+  if (verdict.kind == Verdict::Kind::kDiverged) {
+    incident.proven_tensors = sweep_->proven();
+    if (!groups_.only_one()) {
+      for (int r = 0; r < collective_.size(); ++r) incident.replica_groups.push_back(groups_.name_of(r));
+    }
+  }
   if (scaler_) {
     LossScaler after = *scaler_;
     if (verdict.gradient_overflow()) after.on_overflow();

@@ -25,6 +25,7 @@
 #include "holdfast/coord/policy.pb.h"
 #include "holdfast/evidence.h"
 #include "holdfast/loss_scaler.h"
+#include "holdfast/replica_groups.h"
 #include "holdfast/spike_detector.h"
 #include "holdfast/step_guard.h"
 #include "state_sweep.h"
@@ -41,6 +42,7 @@ class StepGuard::Impl {
 
   // ---- the start
   void scale_loss();
+  Status agree_on_groups();   // collective
   Status take_position();     // collective
   Status start_watchdog();    // collective
   Status gather_placement();  // collective
@@ -69,6 +71,10 @@ class StepGuard::Impl {
   const std::string policy_text_;
   const std::uint64_t policy_hash_;
   const std::uint64_t coefficient_;                 // of this rank in the agreement lane
+  ReplicaGroups groups_;                            // constant from create() on
+  std::vector<int> replicas_;                       // the ranks of this rank's group
+  std::int64_t place_ = 0;                          // of this rank among them
+  std::uint64_t group_coefficient_ = 0;             // of this rank in the proof
   const std::unique_ptr<Coordinator> coordinator_;  // on rank 0 only
   std::string topology_map_;                        // on rank 0 only
 

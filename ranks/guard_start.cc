@@ -60,6 +60,15 @@ Status StepGuard::Impl::gather_placement() {
   return Status();
 }
 
+Status StepGuard::Impl::agree_on_groups() {
+  if (Status s = ReplicaGroups::agree(collective_, options_.axes, options_.replica_group, &groups_); !s.ok())
+    return s;
+  replicas_ = groups_.members(groups_.group_of(collective_.rank()));
+  place_ = std::ranges::find(replicas_, collective_.rank()) - replicas_.begin();
+  group_coefficient_ = agreement_coefficient(collective_.rank(), replicas_);
+  return Status();
+}
+
 void StepGuard::Impl::scale_loss() {
   const Policy::LossScale& policy = policy_.loss_scale();
   scaler_.emplace(LossScaleOptions{policy.initial(), policy.largest(), policy.smallest(),
@@ -122,6 +131,7 @@ Status StepGuard::create(Collective& collective, const GuardOptions& options,
   if (Status s = agree_on_status(collective, status); !s.ok()) return s;
   auto impl = std::make_unique<Impl>(collective, policy, options, std::move(coordinator));
   if (options.loss_scaling) impl->scale_loss();
+  if (Status s = impl->agree_on_groups(); !s.ok()) return s;
   if (Status s = impl->take_position(); !s.ok()) return s;
   if (Status s = impl->start_watchdog(); !s.ok()) return s;
   if (Status s = impl->gather_placement(); !s.ok()) return s;

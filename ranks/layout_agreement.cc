@@ -43,32 +43,33 @@ std::string ranks_text(const std::vector<int>& ranks) {
                                    : text;
 }
 
-// On rank 0: claims[r] is "group hash" of rank r.
-Status compare(const std::vector<Bytes>& claims) {
-  std::map<std::string, std::map<std::string, std::vector<int>>> groups;  // group -> hash -> ranks
-  for (std::size_t r = 0; r < claims.size(); ++r) {
-    const auto space = claims[r].find(' ');
-    groups[claims[r].substr(0, space)][claims[r].substr(space + 1)].push_back(static_cast<int>(r));
+// On rank 0: hashes[r] is of rank r.
+Status compare(const std::vector<Bytes>& hashes, const ReplicaGroups& groups) {
+  std::vector<std::map<Bytes, std::vector<int>>> by_group(static_cast<std::size_t>(groups.groups()));
+  for (int r = 0; r < std::ssize(hashes); ++r) {
+    by_group[static_cast<std::size_t>(groups.group_of(r))][hashes[static_cast<std::size_t>(r)]].push_back(r);
   }
-  for (const auto& [group, by_hash] : groups) {
+  for (int group = 0; group < groups.groups(); ++group) {
+    const auto& by_hash = by_group[static_cast<std::size_t>(group)];
     if (by_hash.size() == 1) continue;
     std::vector<std::vector<int>> camps;
     for (const auto& [hash, ranks] : by_hash) camps.push_back(ranks);
     std::ranges::stable_sort(camps, {}, &std::vector<int>::size);
     std::string text = "ranks hold different tensors: rank " + ranks_text(camps.front());
     for (std::size_t i = 1; i < camps.size(); ++i) text += " against rank " + ranks_text(camps[i]);
-    return {StatusCode::kRanksDisagree, text + " (replica group " + group + ")"};
+    if (!groups.only_one()) text += " (replica group " + groups.name(group) + ")";
+    return {StatusCode::kRanksDisagree, text};
   }
   return Status();
 }
 
 }  // namespace
 
-Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout, int replica_group) {
-  std::vector<Bytes> claims;
-  const Bytes mine = std::to_string(replica_group) + " " + std::to_string(hash_of(layout));
-  if (Status s = collective.gather(mine, &claims); !s.ok()) return s;
-  return agree_on_status(collective, collective.rank() == 0 ? compare(claims) : Status());
+Status agree_on_layout(Collective& collective, std::span<const BucketSlice> layout,
+                       const ReplicaGroups& groups) {
+  std::vector<Bytes> hashes;
+  if (Status s = collective.gather(std::to_string(hash_of(layout)), &hashes); !s.ok()) return s;
+  return agree_on_status(collective, collective.rank() == 0 ? compare(hashes, groups) : Status());
 }
 
 }  // namespace holdfast

@@ -48,8 +48,8 @@ void StepGuard::observe_bucket(Stage stage, const TensorView& bucket, std::span<
 std::vector<SharePiece> StepGuard::share(std::span<const BucketSlice> layout) const {
   std::int64_t total = 0;
   for (const BucketSlice& slice : layout) total += slice.count;
-  const std::int64_t ranks = impl_->collective_.size();
-  const std::int64_t rank = impl_->collective_.rank();
+  const std::int64_t ranks = std::ssize(impl_->replicas_);
+  const std::int64_t rank = impl_->place_;
   // Elements [begin, end) of the tensors laid end to end, without padding.
   const std::int64_t begin = total / ranks * rank + std::min(rank, total % ranks);
   const std::int64_t end = begin + total / ranks + (rank < total % ranks ? 1 : 0);
@@ -110,8 +110,8 @@ Status StepGuard::restore_loss_scale(const LossScaler::State& state) {
   return impl_->scaler_ ? impl_->scaler_->restore(state) : Status();
 }
 
-Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout, int replica_group) {
-  return holdfast::agree_on_layout(impl_->collective_, layout, replica_group);
+Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout) {
+  return holdfast::agree_on_layout(impl_->collective_, layout, impl_->groups_);
 }
 
 void StepGuard::observe_loss(double loss) {

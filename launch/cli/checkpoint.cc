@@ -192,9 +192,15 @@ Outcome verify(const Arguments& arguments) {
   return {Status(), false, !all_clean};
 }
 
-std::string held_by(const Part& part, const TensorEntry& tensor) {
-  if (!part.has_rank()) return "all ranks";
-  std::string held = fmt::format("rank {}", part.rank());
+// Name of the part's replica group, printable; "" when there is only one.
+std::string group_of(const Manifest& manifest, const Part& part) {
+  return part.has_group() ? printable(manifest.groups(static_cast<int>(part.group()))) : "";
+}
+
+std::string held_by(const Manifest& manifest, const Part& part, const TensorEntry& tensor) {
+  const std::string group = group_of(manifest, part);
+  if (!part.has_rank()) return group.empty() ? "all ranks" : "all ranks of " + group;
+  std::string held = fmt::format("rank {}{}", part.rank(), group.empty() ? "" : " of " + group);
   if (!tensor.has_shard_offset() || tensor.bytes() == 0) return held;
   std::uint64_t elements = 1;
   for (const std::uint64_t extent : tensor.shape()) elements *= extent;
@@ -202,13 +208,14 @@ std::string held_by(const Part& part, const TensorEntry& tensor) {
                             tensor.shard_offset() + elements - 1, tensor.shard_total());
 }
 
-Json described(const Part& part, const TensorEntry& tensor) {
+Json described(const Manifest& manifest, const Part& part, const TensorEntry& tensor) {
   Json json = {{"name", tensor.name()},
                {"dtype", tensor.dtype()},
                {"shape", std::vector<std::uint64_t>(tensor.shape().begin(), tensor.shape().end())},
                {"bytes", tensor.bytes()},
                {"file", part.file()},
                {"rank", part.has_rank() ? Json(part.rank()) : Json()},
+               {"replica_group", part.has_group() ? Json(group_of(manifest, part)) : Json()},
                {"kind", tensor.is_bytes() ? "bytes" : "tensor"},
                {"must_be_finite", !tensor.may_be_non_finite()},
                {"xxh3_128", fmt::format("{:016x}{:016x}", tensor.digest_high(), tensor.digest_low())}};
@@ -227,7 +234,7 @@ void print(const GenerationId& id, const Manifest& manifest) {
       const std::vector<std::uint64_t> shape(tensor.shape().begin(), tensor.shape().end());
       fmt::print("  {:<40} {:<8} {:<16} {:>12}  {}{}\n", printable(tensor.name()),
                  tensor.is_bytes() ? "bytes" : tensor.dtype(), tensor.is_bytes() ? "" : Json(shape).dump(),
-                 tensor.bytes(), held_by(part, tensor),
+                 tensor.bytes(), held_by(manifest, part, tensor),
                  tensor.may_be_non_finite() ? ", need not be finite" : "");
     }
   }
@@ -249,7 +256,7 @@ Outcome show(const Arguments& arguments) {
   }
   Json tensors = Json::array();
   for (const Part& part : manifest.parts()) {
-    for (const TensorEntry& tensor : part.tensors()) tensors.push_back(described(part, tensor));
+    for (const TensorEntry& tensor : part.tensors()) tensors.push_back(described(manifest, part, tensor));
   }
   print_json({{"generation", id.name()},
               {"epoch", manifest.epoch()},

@@ -57,12 +57,14 @@ Status as_usage(const Status& status) { return status.ok() ? status : Status::us
 class CheckpointStore::Impl {
  public:
   Impl(Collective& collective, FileSystem& files, const std::string& path, const CheckpointOptions& options,
-       const TrainingState& state)
+       const TrainingState& state, const ReplicaGroups& groups)
       : collective_(collective),
         files_(files),
         state_(state),
+        groups_(groups),
+        group_(groups.only_one() ? -1 : groups.group_of(collective.rank())),
         folder_(files, path, options),
-        snapshot_(state, collective.rank() == 0) {}
+        snapshot_(state, groups.is_first(collective.rank())) {}
 
   Status open();
   void save(const RunPosition& position, const Bytes& memory);
@@ -89,6 +91,8 @@ class CheckpointStore::Impl {
   Collective& collective_;
   FileSystem& files_;
   const TrainingState& state_;
+  const ReplicaGroups groups_;
+  const int group_;          // of this rank; -1 when there is only one
   GenerationFolder folder_;  // changed on rank 0 only, by the writer's thread or when that is idle
   DeclaredState declared_;   // constant after open()
   RanksState ranks_;         // constant after open()
@@ -107,7 +111,7 @@ Status CheckpointStore::Impl::open() {
     return s;
   if (Status s = agree_that_all_see(collective_, files_, folder_.path()); !s.ok()) return s;
   if (Status s = agree_on_status(collective_, declare(state_, &declared_)); !s.ok()) return s;
-  return agree_on_state(collective_, declared_, &ranks_);
+  return agree_on_state(collective_, groups_, declared_, &ranks_);
 }
 
 void CheckpointStore::Impl::save(const RunPosition& position, const Bytes& memory) {
@@ -156,12 +160,14 @@ Status CheckpointStore::Impl::write_parts(PartReport* report, const std::string&
   if (Status s = begin_publication(files_, folder_.path(), name); !s.ok()) return s;
   const std::string partial = partial_path(folder_.path(), name);
   if (snapshot_.has_replicated()) {
-    if (Status s = write_part(files_, partial, -1, snapshot_.replicated(), report->add_parts(), finding);
+    if (Status s =
+            write_part(files_, partial, -1, snapshot_.replicated(), report->add_parts(), finding, group_);
         !s.ok())
       return s;
   }
   if (!snapshot_.has_own()) return Status();
-  return write_part(files_, partial, collective_.rank(), snapshot_.own(), report->add_parts(), finding);
+  return write_part(files_, partial, collective_.rank(), snapshot_.own(), report->add_parts(), finding,
+                    group_);
 }
 
 // A disk that has no room is not filled first. The others write at the same time, so it may still become
@@ -238,7 +244,7 @@ void CheckpointStore::Impl::abandon(const std::string& why) {
 Status CheckpointStore::Impl::restore(RestoredGeneration* out, const std::optional<GenerationId>& at_most) {
   abandon("the run is restored from an older one");
   writer_.wait();
-  return restore_newest({collective_, files_, folder_, state_, declared_, ranks_}, at_most, out);
+  return restore_newest({collective_, files_, folder_, state_, declared_, ranks_, groups_}, at_most, out);
 }
 
 Status CheckpointStore::Impl::set_aside_newer(const GenerationId& newest) {
@@ -273,6 +279,12 @@ CheckpointStore::~CheckpointStore() = default;
 Status CheckpointStore::create(Collective& collective, FileSystem& files, const std::string& checkpoints,
                                const CheckpointOptions& options, const TrainingState& state,
                                std::unique_ptr<CheckpointStore>* out) {
+  return create(collective, files, checkpoints, options, state, ReplicaGroups(collective.size()), out);
+}
+
+Status CheckpointStore::create(Collective& collective, FileSystem& files, const std::string& checkpoints,
+                               const CheckpointOptions& options, const TrainingState& state,
+                               const ReplicaGroups& groups, std::unique_ptr<CheckpointStore>* out) {
   Status mine = as_usage(state.check());
   if (collective.rank() == 0 && mine.ok()) {
     if (options.keep == 0) mine = Status::usage("checkpoints: keep must be at least 1");
@@ -281,7 +293,7 @@ Status CheckpointStore::create(Collective& collective, FileSystem& files, const 
   if (Status s = agree_on_status(collective, mine); !s.ok()) return s;
   Bytes path = checkpoints;
   if (Status s = collective.broadcast(&path); !s.ok()) return s;
-  auto impl = std::make_unique<Impl>(collective, files, path, options, state);
+  auto impl = std::make_unique<Impl>(collective, files, path, options, state, groups);
   if (Status s = impl->open(); !s.ok()) return s;
   out->reset(new CheckpointStore(std::move(impl)));
   return Status();

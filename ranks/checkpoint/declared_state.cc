@@ -26,7 +26,8 @@ Status add_to(Part* part, const PartTensor& tensor) {
   return Status();
 }
 
-Status judge(const std::vector<Bytes>& all, RanksState* out) {
+Status judge(const std::vector<Bytes>& all, const ReplicaGroups& groups, RanksState* out) {
+  out->groups = groups;
   for (std::size_t r = 0; r < all.size(); ++r) {
     const int rank = static_cast<int>(r);
     Part part;
@@ -34,11 +35,37 @@ Status judge(const std::vector<Bytes>& all, RanksState* out) {
       return Status::internal(fmt::format("malformed state of rank {}", rank));
     out->writes.push_back(part.tensors_size() > 0);
     for (const TensorEntry& entry : part.tensors()) {
-      if (entry.has_shard_total()) out->arrays.add(entry, rank);
+      if (entry.has_shard_total()) out->arrays.add(entry, rank, groups.name_of(rank));
     }
   }
   const std::string fault = out->arrays.fault();
   return fault.empty() ? Status() : Status::usage(fault);
+}
+
+// Whether `mine` is what the first rank of its group shares.
+Status compare(const Part& mine, const Bytes& theirs, int first) {
+  Part of_first;
+  if (!of_first.ParseFromString(theirs))
+    return Status::internal(fmt::format("malformed state of rank {}", first));
+  const std::string why = difference(mine, of_first, "its replicated state", fmt::format("rank {}'s", first));
+  return why.empty() ? Status() : Status::usage("the ranks share another state: " + why);
+}
+
+// Collective. The first of each group says what the group shares, by way of rank 0.
+Status agree_on_replicated(Collective& collective, const ReplicaGroups& groups, const Part& mine) {
+  const int rank = collective.rank();
+  std::vector<Bytes> of_firsts;
+  const Bytes said = groups.is_first(rank) ? mine.SerializeAsString() : Bytes();
+  if (Status s = collective.gather(said, &of_firsts); !s.ok()) return s;
+  Status same;
+  for (int group = 0; group < groups.groups(); ++group) {
+    const int first = groups.first(group);
+    if (groups.members(group).size() == 1) continue;
+    Bytes theirs = rank == 0 ? of_firsts[static_cast<std::size_t>(first)] : Bytes();
+    if (Status s = collective.broadcast(&theirs); !s.ok()) return s;
+    if (groups.group_of(rank) == group) same = compare(mine, theirs, first);
+  }
+  return agree_on_status(collective, same);
 }
 
 }  // namespace
@@ -78,28 +105,18 @@ std::string difference(const Part& mine, const Part& others, const std::string& 
   return fmt::format("{} is in {} and not in {}", printable(by_name.begin()->first), call_others, call_mine);
 }
 
-Status agree_on_state(Collective& collective, const DeclaredState& mine, RanksState* out) {
-  Bytes theirs = collective.rank() == 0 ? mine.replicated.SerializeAsString() : Bytes();
-  if (Status s = collective.broadcast(&theirs); !s.ok()) return s;
-  Part of_rank_0;
-  Status same;
-  if (!of_rank_0.ParseFromString(theirs)) {
-    same = Status::internal("malformed state of rank 0");
-  } else if (const std::string why =
-                 difference(mine.replicated, of_rank_0, "its replicated state", "rank 0's");
-             !why.empty()) {
-    same = Status::usage("the ranks share another state: " + why);
-  }
-  if (Status s = agree_on_status(collective, same); !s.ok()) return s;
-
-  // Of what is a rank's own, one entry says that there is some; of what rank 0 writes for all, too.
+Status agree_on_state(Collective& collective, const ReplicaGroups& groups, const DeclaredState& mine,
+                      RanksState* out) {
+  if (Status s = agree_on_replicated(collective, groups, mine.replicated); !s.ok()) return s;
+  // Of what is a rank's own, one entry says that there is some; of what a first rank writes for its group,
+  // too.
   Part own = mine.sharded;
   if (mine.per_rank.tensors_size() > 0) *own.add_tensors() = mine.per_rank.tensors(0);
-  if (collective.rank() == 0 && mine.replicated.tensors_size() > 0)
+  if (groups.is_first(collective.rank()) && mine.replicated.tensors_size() > 0)
     *own.add_tensors() = mine.replicated.tensors(0);
   std::vector<Bytes> all;
   if (Status s = collective.gather(own.SerializeAsString(), &all); !s.ok()) return s;
-  return agree_on_status(collective, collective.rank() == 0 ? judge(all, out) : Status());
+  return agree_on_status(collective, collective.rank() == 0 ? judge(all, groups, out) : Status());
 }
 
 }  // namespace holdfast

@@ -7,6 +7,7 @@
 
 #include "holdfast/checkpoint/manifest.pb.h"
 #include "holdfast/collectives/collective.h"
+#include "holdfast/replica_groups.h"
 #include "holdfast/training_state.h"
 #include "sharded_arrays.h"
 
@@ -29,12 +30,14 @@ std::string difference(const Part& mine, const Part& others, const std::string& 
 // Of all ranks. On rank 0.
 struct RanksState {
   std::vector<bool>
-      writes;  // by rank: it has something of its own to write, or is rank 0 and shares something
+      writes;  // by rank: it has something of its own to write, or is its group's first and shares something
   ShardedArrays arrays;
+  ReplicaGroups groups{0};
 };
 
-// Collective. USAGE, naming the first rank that has another replicated state than rank 0, and for sharded
-// arrays that the ranks together do not hold, every element once.
-Status agree_on_state(Collective& collective, const DeclaredState& mine, RanksState* out);
+// Collective. USAGE, naming the first rank that has another replicated state than the first of its replica
+// group, and for sharded arrays that the ranks of a group together do not hold, every element once.
+Status agree_on_state(Collective& collective, const ReplicaGroups& groups, const DeclaredState& mine,
+                      RanksState* out);
 
 }  // namespace holdfast

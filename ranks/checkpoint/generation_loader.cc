@@ -16,19 +16,70 @@ namespace {
 
 bool is_sharded(const TensorEntry& entry) { return entry.has_shard_total(); }
 
+void add_unsharded(const Part& part, Part* to) {
+  for (const TensorEntry& entry : part.tensors()) {
+    if (!is_sharded(entry)) *to->add_tensors() = entry;
+  }
+}
+
 // Of one rank's part, what is its own and no shard. An empty one when it has none.
 Part per_rank_part(const Manifest& manifest, int rank) {
   Part own;
   for (const Part& part : manifest.parts()) {
-    if (part.rank() != rank) continue;
-    for (const TensorEntry& entry : part.tensors()) {
-      if (!is_sharded(entry)) *own.add_tensors() = entry;
-    }
+    if (part.has_rank() && part.rank() == rank) add_unsharded(part, &own);
   }
   return own;
 }
 
-Part replicated_part(const Manifest& manifest) { return per_rank_part(manifest, -1); }
+// The number that a group has in the manifest; none when all ranks were replicas, or it is not there.
+std::optional<std::uint32_t> number_of(const Manifest& manifest, const std::string& group) {
+  const auto at = std::ranges::find(manifest.groups(), group);
+  if (at == manifest.groups().end()) return std::nullopt;
+  return static_cast<std::uint32_t>(at - manifest.groups().begin());
+}
+
+bool is_of(const Part& part, const std::optional<std::uint32_t>& group) {
+  return part.has_group() == group.has_value() && (!group || part.group() == *group);
+}
+
+// What the group shares. An empty one when it shares nothing.
+Part replicated_part(const Manifest& manifest, const std::optional<std::uint32_t>& group) {
+  Part shared;
+  for (const Part& part : manifest.parts()) {
+    if (!part.has_rank() && is_of(part, group)) add_unsharded(part, &shared);
+  }
+  return shared;
+}
+
+// Why a generation is of other replica groups than this run; "" when it is of the same.
+std::string groups_obstacle(const ReplicaGroups& groups, const Manifest& manifest) {
+  const auto all_replicas = [](std::string_view one, std::string_view other, int n) {
+    return fmt::format("in {} all ranks are replicas of each other, and {} has {} replica groups", one, other,
+                       n);
+  };
+  if (groups.only_one() && manifest.groups_size() == 0) return "";
+  if (groups.only_one()) return all_replicas("this run", "the generation", manifest.groups_size());
+  if (manifest.groups_size() == 0) return all_replicas("the generation", "this run", groups.groups());
+  for (const std::string& name : groups.names()) {
+    if (!number_of(manifest, name)) {
+      return fmt::format("replica group {} is in this run and not in the generation", printable(name));
+    }
+  }
+  for (const std::string& name : manifest.groups()) {
+    if (std::ranges::find(groups.names(), name) == groups.names().end()) {
+      return fmt::format("replica group {} is in the generation and not in this run", printable(name));
+    }
+  }
+  return "";
+}
+
+bool is_same_place(const Manifest& manifest, const Loading& loading) {
+  const auto group = number_of(manifest, loading.groups.name_of(loading.rank));
+  return static_cast<int>(manifest.ranks()) == loading.groups.ranks() &&
+         std::ranges::none_of(manifest.parts(), [&](const Part& part) {
+           return part.has_rank() && part.rank() == loading.rank && !is_of(part, group);
+         });
+}
 
 // The first that no run with another number of ranks can do without.
 const TensorEntry* first_bound(const Part& own) {
@@ -51,6 +102,16 @@ std::string per_rank_obstacle(const DeclaredState& mine, const Manifest& manifes
   }
   const auto* found = first_bound(mine.per_rank);
   return found != nullptr ? say(found->name(), "this rank's own state") : "";
+}
+
+// What keeps a rank that has changed its group from going on; "" when nothing does.
+std::string moved_obstacle(const DeclaredState& mine, const Manifest& manifest, const Loading& loading) {
+  const Part own = per_rank_part(manifest, loading.rank);
+  const auto* found = first_bound(own);
+  if (found == nullptr) found = first_bound(mine.per_rank);
+  if (found == nullptr) return "";
+  return fmt::format("rank {} is of replica group {} in this run and was of another, but {} is its own state",
+                     loading.rank, printable(loading.groups.name_of(loading.rank)), printable(found->name()));
 }
 
 struct Range {
@@ -76,30 +137,41 @@ std::span<std::byte> memory_of(const StateTensor& tensor) {
 
 }  // namespace
 
-Status check_match(const DeclaredState& mine, const Manifest& manifest, int rank, int ranks) {
-  std::string why =
-      difference(mine.replicated, replicated_part(manifest), "this run's state", "the generation");
-  if (why.empty() && static_cast<int>(manifest.ranks()) != ranks)
+Status check_match(const DeclaredState& mine, const Manifest& manifest, const Loading& loading) {
+  const int ranks = loading.groups.ranks();
+  std::string why = groups_obstacle(loading.groups, manifest);
+  if (why.empty()) {
+    const Part shared = replicated_part(manifest, number_of(manifest, loading.groups.name_of(loading.rank)));
+    why = difference(mine.replicated, shared, "this run's state", "the generation");
+  }
+  if (!why.empty()) return Status::usage(why);
+  if (is_same_place(manifest, loading)) {
+    why = difference(mine.per_rank, per_rank_part(manifest, loading.rank), "this rank's own state",
+                     "the generation");
+  } else if (static_cast<int>(manifest.ranks()) == ranks) {
+    why = moved_obstacle(mine, manifest, loading);
+  } else {
     why = per_rank_obstacle(mine, manifest, ranks);
-  if (why.empty() && static_cast<int>(manifest.ranks()) == ranks) {
-    why = difference(mine.per_rank, per_rank_part(manifest, rank), "this rank's own state", "the generation");
   }
   return why.empty() ? Status() : Status::usage(why);
 }
 
 GenerationLoader::GenerationLoader(FileSystem& files, std::string folder, const Manifest& manifest,
-                                   const TrainingState& state, int rank, int ranks)
+                                   const TrainingState& state, const Loading& loading)
     : files_(files),
       folder_(std::move(folder)),
       manifest_(manifest),
-      rank_(rank),
-      ranks_(static_cast<std::uint32_t>(ranks)) {
+      rank_(loading.rank),
+      group_(number_of(manifest, loading.groups.name_of(loading.rank))),
+      same_place_(is_same_place(manifest, loading)) {
   for (const StateTensor& tensor : state.tensors()) tensors_[tensor.name] = &tensor;
   for (const StateBytes& bytes : state.bytes()) bytes_[bytes.name] = &bytes;
 }
 
 bool GenerationLoader::is_needed(const Part& part, const TensorEntry& entry) const {
-  if (!is_sharded(entry)) return !part.has_rank() || (part.rank() == rank_ && manifest_.ranks() == ranks_);
+  if (!is_sharded(entry) && part.has_rank()) return part.rank() == rank_ && same_place_;
+  if (!is_of(part, group_)) return false;
+  if (!is_sharded(entry)) return true;
   const auto at = tensors_.find(entry.name());
   if (at == tensors_.end() || at->second->held != Held::kSharded) return false;
   const Range common = overlap(range_of(entry), range_of(*at->second));

@@ -1,7 +1,8 @@
 // What is refused of a manifest, beside one that is not its own encoding byte for byte: more than there can
 // be of anything; a part that is there twice, of a rank that the run did not have, or under another name than
-// its rank's; tensors that are not one behind the other, not as large as dtype and shape say, of the same
-// name as another that a rank holds, or outside of the array of which they are a shard.
+// its rank's; replica groups that are there twice, and parts of none of them; tensors that are not one behind
+// the other, not as large as dtype and shape say, of the same name as another that a rank holds, or outside
+// of the array of which they are a shard.
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 
@@ -132,7 +133,7 @@ std::string fault_of_tensor(const TensorEntry& tensor, std::uint64_t at, bool re
   return fault_of_shard(tensor, static_cast<std::uint64_t>(bytes / dtype_size(dtype)), replicated);
 }
 
-// `names` are those of the replicated part, and get this one's when it is that.
+// `names` are those of its group's replicated part, and get this one's when it is that.
 std::string fault_of_part(const Part& part, std::set<std::string_view>* names) {
   const bool replicated = !part.has_rank();
   if (part.header_sha256().size() != kDigestBytes) return "has no digest of its header";
@@ -154,6 +155,28 @@ std::string fault_of_part(const Part& part, std::set<std::string_view>* names) {
   return "";
 }
 
+std::string fault_of_groups(const Manifest& manifest) {
+  if (manifest.groups_size() == 0) return "";
+  if (manifest.groups_size() == 1 || static_cast<std::uint32_t>(manifest.groups_size()) > manifest.ranks()) {
+    return "has a number of replica groups that cannot be";
+  }
+  std::set<std::string_view> names;
+  for (const std::string& name : manifest.groups()) {
+    if (name.empty() || name.size() > kLongestStateName || !is_utf8(name))
+      return "has a replica group without a name";
+    if (!names.insert(name).second) return "has the replica group \"" + name + "\" twice";
+  }
+  return "";
+}
+
+// -1 when there are none.
+int group_of(const Part& part) { return part.has_group() ? static_cast<int>(part.group()) : -1; }
+
+bool is_of_a_group(const Part& part, const Manifest& manifest) {
+  return part.has_group() ? part.group() < static_cast<std::uint32_t>(manifest.groups_size())
+                          : manifest.groups_size() == 0;
+}
+
 std::string fault_of(const Manifest& manifest) {
   const bool all_there =
       manifest.has_epoch() && manifest.has_attempt() && manifest.has_update() && manifest.has_skips();
@@ -162,16 +185,23 @@ std::string fault_of(const Manifest& manifest) {
     return "has a number of ranks that cannot be";
   // Other readers of Protobuf refuse such a message altogether.
   if (!is_utf8(manifest.time()) || !is_utf8(manifest.version())) return "has text that is no UTF-8";
-  std::set<std::string_view> replicated;
-  int after = -2;
+  if (const std::string fault = fault_of_groups(manifest); !fault.empty()) return fault;
+  std::vector<std::set<std::string_view>> replicated(
+      static_cast<std::size_t>(std::max(manifest.groups_size(), 1)));
+  std::pair<int, int> after(-2, 0);
   for (const Part& part : manifest.parts()) {
     const int rank = part.has_rank() ? part.rank() : -1;
     const bool known = rank < static_cast<int>(manifest.ranks()) && (!part.has_rank() || rank >= 0);
-    if (!known || part.file() != part_file_name(rank))
+    if (known && !is_of_a_group(part, manifest))
+      return "has a part of no replica group: \"" + part.file() + "\"";
+    const int group = group_of(part);
+    if (!known || part.file() != part_file_name(rank, group))
       return "has a file that is no part: \"" + part.file() + "\"";
-    if (rank <= after) return "has its parts twice or in disorder";
-    after = rank;
-    if (const std::string fault = fault_of_part(part, &replicated); !fault.empty())
+    const std::pair at(rank, rank < 0 ? group : 0);
+    if (at <= after) return "has its parts twice or in disorder";
+    after = at;
+    std::set<std::string_view>& shared = replicated[static_cast<std::size_t>(std::max(group, 0))];
+    if (const std::string fault = fault_of_part(part, &shared); !fault.empty())
       return part.file() + " " + fault;
   }
   return "";

@@ -155,8 +155,9 @@ Status append_tensor(WritableFile* file, const PartTensor& tensor, std::uint64_t
 
 }  // namespace
 
-std::string part_file_name(int rank) {
-  return rank < 0 ? "replicated.safetensors" : fmt::format("rank-{:05}.safetensors", rank);
+std::string part_file_name(int rank, int group) {
+  if (rank >= 0) return fmt::format("rank-{:05}.safetensors", rank);
+  return group < 0 ? "replicated.safetensors" : fmt::format("group-{:05}.safetensors", group);
 }
 
 std::string_view stored_dtype(DType dtype) {
@@ -224,7 +225,7 @@ Status describe(const PartTensor& tensor, TensorEntry* entry) {
 }
 
 Status write_part(FileSystem& files, const std::string& folder, int rank, std::span<const PartTensor> tensors,
-                  Part* out, std::optional<NonFinite>* finding) {
+                  Part* out, std::optional<NonFinite>* finding, int group) {
   finding->reset();
   out->Clear();
   std::vector<const PartTensor*> order;
@@ -235,8 +236,9 @@ Status write_part(FileSystem& files, const std::string& folder, int rank, std::s
   std::ranges::stable_sort(order, std::greater(), width);
 
   Part part;
-  part.set_file(part_file_name(rank));
+  part.set_file(part_file_name(rank, group));
   if (rank >= 0) part.set_rank(rank);
+  if (group >= 0) part.set_group(static_cast<std::uint32_t>(group));
   std::vector<SafetensorsEntry> entries;
   for (const PartTensor* tensor : order) {
     TensorEntry* entry = part.add_tensors();

@@ -24,8 +24,8 @@
 
 namespace holdfast {
 
-// rank -1: of replicated state.
-std::string part_file_name(int rank);
+// rank -1: of replicated state; of that of one replica group among several when `group` is not -1.
+std::string part_file_name(int rank, int group = -1);
 
 // What safetensors calls it; "" for an unknown one. complex128 is "F64".
 std::string_view stored_dtype(DType dtype);
@@ -63,12 +63,12 @@ struct NonFinite {
   std::string to_string() const;  // "conv1.weight[17] is NaN", printable
 };
 
-// Writes FOLDER/part_file_name(rank), syncs and closes it, and fills `out`. Larger elements come first, in
-// the order given otherwise, so that each tensor is aligned for readers that map the file. INTERNAL when the
-// file cannot be written; and, with `finding` set, at the first tensor that must be finite and is not. The
-// file is then left unfinished: the folder is to be removed. Local; any thread.
+// Writes FOLDER/part_file_name(rank, group), syncs and closes it, and fills `out`. Larger elements come
+// first, in the order given otherwise, so that each tensor is aligned for readers that map the file. INTERNAL
+// when the file cannot be written; and, with `finding` set, at the first tensor that must be finite and is
+// not. The file is then left unfinished: the folder is to be removed. Local; any thread.
 Status write_part(FileSystem& files, const std::string& folder, int rank, std::span<const PartTensor> tensors,
-                  Part* out, std::optional<NonFinite>* finding);
+                  Part* out, std::optional<NonFinite>* finding, int group = -1);
 
 // Reads a part back. Used by one thread at a time.
 class PartReader {

@@ -17,7 +17,8 @@ struct Refusal {
 };
 
 // `reports[r]` is the PartReport of rank r, "" of one with nothing to write. Each part is moved into
-// `manifest`. The reason is the lowest rank's, a value that is not finite before anything else.
+// `manifest`, in its order, which also gets the names of the replica groups. The reason is the lowest rank's,
+// a value that is not finite before anything else.
 Refusal assemble(const std::vector<Bytes>& reports, const RanksState& ranks, const GenerationId& id,
                  Manifest* manifest);
 

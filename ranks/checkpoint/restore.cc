@@ -131,7 +131,7 @@ Status Restorer::attempt(const GenerationId& id, const std::string& digest) {
     return {s.code(), id.name() + " is of another model or run: " + s.message()};
   }
   const std::string folder = generation_path(from_.folder.path(), id);
-  GenerationLoader loader(from_.files, folder, manifest_, from_.state, collective.rank(), collective.size());
+  GenerationLoader loader(from_.files, folder, manifest_, from_.state, {collective.rank(), from_.groups});
   const Status read = loader.read();
   if (Status s = agree_on_status(collective, read.ok() ? read : unusable(read.message())); !s.ok()) return s;
   // No bytes are handed out before every rank has all of its tensors.
@@ -153,8 +153,7 @@ Status Restorer::see(const GenerationId& id, const std::string& digest) {
 
 Status Restorer::match() const {
   const Collective& collective = from_.collective;
-  if (Status s = check_match(from_.declared, manifest_, collective.rank(), collective.size()); !s.ok())
-    return s;
+  if (Status s = check_match(from_.declared, manifest_, {collective.rank(), from_.groups}); !s.ok()) return s;
   if (collective.rank() != 0) return Status();
   const std::string why = from_.ranks.arrays.difference(arrays_, "this run's state", "the generation");
   return why.empty() ? Status() : Status::usage(why);

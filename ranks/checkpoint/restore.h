@@ -16,7 +16,8 @@ struct RestoreFrom {
   GenerationFolder& folder;  // only rank 0 changes anything in it
   const TrainingState& state;
   const DeclaredState& declared;
-  const RanksState& ranks;
+  const RanksState& ranks;  // on rank 0
+  const ReplicaGroups& groups;
 };
 
 // Collective: CheckpointStore::restore().

@@ -8,6 +8,15 @@
 #include "holdfast/coord/storage/safetensors.h"
 
 namespace holdfast {
+namespace {
+
+// Of a group and a name.
+std::string shown(const std::pair<std::string, std::string>& key) {
+  const std::string name = "sharded " + printable(key.second);
+  return key.first.empty() ? name : name + " of replica group " + printable(key.first);
+}
+
+}  // namespace
 
 std::uint64_t stored_elements(const TensorEntry& entry) {
   const std::uint64_t width = safetensors_dtype_size(entry.dtype());
@@ -17,15 +26,16 @@ std::uint64_t stored_elements(const TensorEntry& entry) {
 ShardedArrays ShardedArrays::of(const Manifest& manifest) {
   ShardedArrays arrays;
   for (const Part& part : manifest.parts()) {
+    const std::string group = part.has_group() ? manifest.groups(static_cast<int>(part.group())) : "";
     for (const TensorEntry& entry : part.tensors()) {
-      if (entry.has_shard_total()) arrays.add(entry, part.rank());
+      if (entry.has_shard_total()) arrays.add(entry, part.rank(), group);
     }
   }
   return arrays;
 }
 
-void ShardedArrays::add(const TensorEntry& entry, int rank) {
-  const auto [at, is_new] = arrays_.try_emplace(entry.name());
+void ShardedArrays::add(const TensorEntry& entry, int rank, const std::string& group) {
+  const auto [at, is_new] = arrays_.try_emplace({group, entry.name()});
   Array& array = at->second;
   if (is_new) {
     array.dtype = entry.dtype();
@@ -61,26 +71,24 @@ std::string ShardedArrays::Array::fault() const {
 std::string ShardedArrays::Array::kind() const { return fmt::format("{} x {}", total, dtype); }
 
 std::string ShardedArrays::fault() const {
-  for (const auto& [name, array] : arrays_) {
-    if (const std::string why = array.fault(); !why.empty()) return "sharded " + printable(name) + ": " + why;
+  for (const auto& [key, array] : arrays_) {
+    if (const std::string why = array.fault(); !why.empty()) return shown(key) + ": " + why;
   }
   return "";
 }
 
 std::string ShardedArrays::difference(const ShardedArrays& other, const std::string& mine,
                                       const std::string& others) const {
-  for (const auto& [name, array] : arrays_) {
-    const auto at = other.arrays_.find(name);
-    if (at == other.arrays_.end())
-      return fmt::format("sharded {} is in {} and not in {}", printable(name), mine, others);
+  for (const auto& [key, array] : arrays_) {
+    const auto at = other.arrays_.find(key);
+    if (at == other.arrays_.end()) return fmt::format("{} is in {} and not in {}", shown(key), mine, others);
     if (at->second.kind() != array.kind()) {
-      return fmt::format("sharded {} is {} in {} and {} in {}", printable(name), array.kind(), mine,
-                         at->second.kind(), others);
+      return fmt::format("{} is {} in {} and {} in {}", shown(key), array.kind(), mine, at->second.kind(),
+                         others);
     }
   }
-  for (const auto& [name, array] : other.arrays_) {
-    if (!arrays_.contains(name))
-      return fmt::format("sharded {} is in {} and not in {}", printable(name), others, mine);
+  for (const auto& [key, array] : other.arrays_) {
+    if (!arrays_.contains(key)) return fmt::format("{} is in {} and not in {}", shown(key), others, mine);
   }
   return "";
 }

@@ -1,9 +1,11 @@
-// Long arrays of which each rank holds a part, as one run or one generation has them.
+// Long arrays of which each rank holds a part, as one run or one generation has them. Each replica group has
+// its own.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "holdfast/checkpoint/manifest.pb.h"
@@ -15,7 +17,8 @@ class ShardedArrays {
   static ShardedArrays of(const Manifest& manifest);
 
   // `entry` of `rank` has a shard_total. Of a declared state or of a manifest; its numbers need not be sound.
-  void add(const TensorEntry& entry, int rank);
+  // `group`: the name of the rank's replica group, "" when there is only one.
+  void add(const TensorEntry& entry, int rank, const std::string& group = "");
 
   // Why the shards do not make up each array, every element once; "" when they do.
   std::string fault() const;
@@ -40,7 +43,7 @@ class ShardedArrays {
     std::string kind() const;
   };
 
-  std::map<std::string, Array> arrays_;
+  std::map<std::pair<std::string, std::string>, Array> arrays_;  // by group and name
 };
 
 // Elements as they are stored: complex128 counts twice.

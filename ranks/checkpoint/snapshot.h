@@ -14,7 +14,7 @@ namespace holdfast {
 // One thread at a time.
 class Snapshot {
  public:
-  // `state` must outlive it. Rank 0 writes the replicated state too.
+  // `state` must outlive it. The first rank of a replica group writes the replicated state too.
   Snapshot(const TrainingState& state, bool with_replicated);
 
   // Whether there is anything of that kind to write. Does not change.

@@ -110,5 +110,22 @@ TEST(Agreement, HashTellsEpochsAttemptsAndPoliciesApart) {
   EXPECT_EQ(agreement_hash(kUsual), agreement_hash(kUsual));
 }
 
+// Lanes of several groups in one sum: each must come to zero by itself, and none may make up for another.
+TEST(Agreement, CoefficientsOfEachGroupSumToZeroAndAreNoOthers) {
+  const std::vector<std::vector<int>> groups = {{0, 2, 7}, {1, 4}, {3}, {5, 6, 8, 9}};
+  std::set<std::uint64_t> all;
+  for (const std::vector<int>& members : groups) {
+    std::uint64_t sum = 0;
+    for (const int rank : members) {
+      const std::uint64_t coefficient = agreement_coefficient(rank, members);
+      sum += coefficient;
+      EXPECT_TRUE(all.insert(coefficient).second) << rank;
+      EXPECT_EQ(coefficient == 0, members.size() == 1) << rank;
+    }
+    EXPECT_EQ(sum, 0u);
+  }
+  EXPECT_EQ(agreement_coefficient(0, std::vector{0, 1, 2}), agreement_coefficient(0, 3));
+}
+
 }  // namespace
 }  // namespace holdfast

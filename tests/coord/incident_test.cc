@@ -31,6 +31,8 @@ void expect_same(const RankView& a, const RankView& b) {
     EXPECT_EQ(std::bit_cast<std::uint64_t>(a.loss), std::bit_cast<std::uint64_t>(b.loss));
   }
   EXPECT_EQ(agreement_hash(a.agreement), agreement_hash(b.agreement));
+  EXPECT_EQ(a.replica_digests, b.replica_digests);
+  EXPECT_EQ(a.proven_tensors, b.proven_tensors);
 }
 
 RankView full_view() {
@@ -41,6 +43,8 @@ RankView full_view() {
   view.host = "\x80 host";
   view.error = LocalError{Stage::kLoss, std::string("what\0\xc3(", 7)};
   view.agreement = {~std::uint64_t{0}, 3, 0x9f01};
+  view.replica_digests = {~std::uint64_t{0}, 0};
+  view.proven_tensors = {"w\xff", ""};
   return view;
 }
 

@@ -159,5 +159,23 @@ TEST(Divergence, OfTwoReplicasNamesBoth) {
             "replicas differ: rank 0 (host node0), rank 1 (host node1) against each other, first in c");
 }
 
+TEST(Divergence, OfManyReplicaGroupsTheFirstEightAreNamed) {
+  std::vector<std::vector<std::uint64_t>> digests;
+  Incident incident;
+  for (std::uint64_t r = 0; r < 20; ++r) digests.push_back({r, 2, 3});
+  incident = diverged(digests);
+  for (int r = 0; r < 20; ++r) incident.replica_groups.push_back("tp=" + std::to_string(10 + r / 2));
+  incident.views[4].proven_tensors = {"head", "b", "c"};
+  const std::string text = incident.describe();
+  EXPECT_TRUE(text.starts_with(
+      "replicas differ in tp=10: rank 0 (host node0), rank 1 (host node1) against each other, "
+      "first in a; and in tp=11: rank 2 "))
+      << text;
+  EXPECT_NE(text.find("tp=12: rank 4 (host node4), rank 5 (host node5) against each other, first in head; "),
+            std::string::npos)
+      << text;
+  EXPECT_TRUE(text.ends_with("first in a; and in 2 more groups")) << text;
+}
+
 }  // namespace
 }  // namespace holdfast

@@ -46,13 +46,18 @@ struct GuardOptions {
   std::string run_dir;                 // where rank 0 keeps the record of the run; empty for none
   bool resume = false;                 // go on with the run that run_dir holds; begin one where there is none
   int expected_ranks = 0;              // when not 0, any other number of ranks is refused (exit code 83)
-  std::map<std::string, int> axes;     // tags of this rank for the record, e.g. {"dp": 0, "tp": 1}
+  std::map<std::string, int> axes;     // tags of this rank, e.g. {"dp": 0, "tp": 1}; see replica_group
   bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
   std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
   std::optional<int> metrics_port;     // rank 0 serves /metrics there over HTTP; 0: a free one
   std::string metrics_address = "127.0.0.1";  // numeric; on which interface
   CheckpointOptions checkpoints;  // in RUN_DIR/checkpoints, which all hosts must see; see register_state()
   bool watchdog = true;           // end this process when an attempt makes no progress, see Policy
+
+  // Which ranks hold the same parameters, and are compared with each other: those with this number. On no rank:
+  // those whose `axes` differ in "dp" alone, so all of them without tags. On every rank or on none, and every
+  // rank names the same axes: RANKS_DISAGREE otherwise. See ReplicaGroups.
+  std::optional<int> replica_group;
 };
 
 // A tensor inside a flat bucket, in elements. What no slice covers is padding and is not looked at.
@@ -85,10 +90,10 @@ class StepGuard {
   StepGuard(const StepGuard&) = delete;
   StepGuard& operator=(const StepGuard&) = delete;
 
-  // Collective, once before the first attempt: ranks of the same replica group hold the same tensors, so
-  // their layouts must be equal in names, offsets and sizes. RANKS_DISAGREE on every rank otherwise, naming
-  // the minority. With model parallelism, ranks that hold different layers are in different groups.
-  Status agree_on_layout(std::span<const BucketSlice> layout, int replica_group = 0);
+  // Collective, once before the first attempt: ranks of the same replica group (see GuardOptions) hold the
+  // same tensors, so their layouts must be equal in names, offsets and sizes. RANKS_DISAGREE on every rank
+  // otherwise, naming the group and its minority.
+  Status agree_on_layout(std::span<const BucketSlice> layout);
 
   // A buffer that forward mutates (BatchNorm statistics): copied at each begin() and put back unless the
   // attempt is applied. decide() scans it, as part of stage forward: an overflow that ends in the statistics
@@ -167,8 +172,8 @@ class StepGuard {
   // observe() for each tensor of a flat bucket.
   void observe_bucket(Stage stage, const TensorView& bucket, std::span<const BucketSlice> layout);
 
-  // At stage reduction, for the reduced bucket, which is the same on every rank: scans this rank's 1/N share
-  // of its elements, so that an overflow born in the sum is found once.
+  // At stage reduction, for the reduced bucket, which is the same on every rank of a replica group: scans
+  // this rank's 1/N share of its elements, so that an overflow born in the sum is found once.
   void observe_share(const TensorView& bucket, std::span<const BucketSlice> layout);
 
   // observe_share() for a trainer that has scanned all of the reduced bucket anyway, for its norm: one probe
@@ -177,7 +182,8 @@ class StepGuard {
   void observe_reduced(const TensorView& bucket, std::span<const BucketSlice> layout,
                        std::span<const Probe> probes);
 
-  // This rank's share of a layout: pieces of its tensors that, over all ranks, cover each element once.
+  // This rank's share of a layout: pieces of its tensors that, over all ranks of its replica group, cover
+  // each element once.
   std::vector<SharePiece> share(std::span<const BucketSlice> layout) const;
 
   // Optimizer stage, by the policy's check_update. With BEFORE, observe() the prospective values at stage

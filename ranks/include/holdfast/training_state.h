@@ -15,9 +15,9 @@
 
 namespace holdfast {
 
-// Who holds a value. Replicated: the same bits on every rank, written once. Per rank: each rank's own, and of no
-// use to a run with another number of ranks. Sharded: each rank holds a part of one long array, and a run with
-// another number of ranks is given other parts of it.
+// Who holds a value. Replicated: the same bits on every rank of a replica group (see GuardOptions), written once for
+// each group. Per rank: each rank's own, and of no use to a run with another number of ranks. Sharded: each rank of a
+// group holds a part of one long array, and a run with another number of ranks in it is given other parts of it.
 enum class Held : int { kReplicated, kPerRank, kSharded };
 
 struct StateTensor {

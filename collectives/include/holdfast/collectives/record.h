@@ -14,8 +14,8 @@
 //   27      1 if this rank is bad (see Record::mark_bad)             bad ranks
 //   28      this rank's number if it is bad, else 0                  that number, when lane 27 is 1
 //   29      1 if its part of the checkpoint in flight is on disk     ranks that are done with theirs
-//   30      proof: c_r * d mod 2^64, d a hash of its replica's       0 when all replicas are equal, and when
-//           state; 0 in an attempt without a proof                   none is proven
+//   30      proof: c_r * d mod 2^64, d a hash of its replica's       0 when all replicas are equal, in each
+//           state; 0 in an attempt without a proof                   replica group, and when none is proven
 //   31      0                                                        0; reserved
 #pragma once
 
@@ -66,6 +66,11 @@ struct Agreement {
 // Comparing N * sum(h^2) with (sum h)^2 instead goes wrong as soon as either wraps.
 std::uint64_t agreement_hash(const Agreement& agreement);
 std::uint64_t agreement_coefficient(int rank, int world_size);  // O(world_size) on rank 0; compute once
+// The same for one group of ranks among others whose lanes are added up in the same sum: `members` is the
+// group, in order, with `rank` in it. They sum to zero in each group, and no two groups use the same ones, so
+// that what is wrong in one group is not cancelled by its mirror image in another. 0 for a rank that is
+// alone.
+std::uint64_t agreement_coefficient(int rank, std::span<const int> members);
 
 class Record {
  public:
@@ -83,7 +88,7 @@ class Record {
   // gradient alone do not make a rank bad: the same sum is on every rank.
   void mark_bad(int rank);
   void set_part_done();
-  void set_replica_proof(std::uint64_t lane);  // c_r * hash, see agreement_coefficient()
+  void set_replica_proof(std::uint64_t lane);  // c_r * hash, c_r of its replica group
 
   // Inline: a verdict reads each of them in every attempt.
   std::uint64_t bad(Stage stage, ValueClass value_class) const {

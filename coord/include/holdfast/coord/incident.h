@@ -44,6 +44,7 @@ struct RankView {
   Agreement agreement;
   std::vector<Fact> facts;
   std::vector<std::uint64_t> replica_digests;  // of the tensors that were proven, when replicas differ
+  std::vector<std::string> proven_tensors;  // which; only of the first rank of a group that is not rank 0's
   std::string fired_rule;  // what a rule said by which this rank asks for the attempt to be skipped
 };
 
@@ -85,7 +86,9 @@ struct Incident {
   Verdict verdict;
   std::vector<RankView> views;                   // of the ranks that had something to say, by rank
   std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
-  std::vector<std::string> proven_tensors = {};  // when replicas differ: whose digests the views hold
+  std::vector<std::string> proven_tensors = {};  // when replicas differ: whose digests rank 0's group has
+  // When replicas differ, by rank: the name of its replica group. Empty when all ranks are of one.
+  std::vector<std::string> replica_groups = {};
   bool closing = false;  // found after the last attempt: there is nothing left to skip
 
   // One origin for each rank that saw the earliest non-finite stage, by rank.
@@ -99,8 +102,9 @@ struct Incident {
   std::optional<Stage> stage() const;
   // Non-finite values at that stage over all ranks; those of one replica when every replica wrote the same.
   BadCounts counts() const;
-  // "rank 2 (host h) differs from the other 3, first in conv1.weight"; the minority, or all when none is the
-  // largest.
+  // "replicas differ: rank 2 (host h) against the other 3, first in conv1.weight"; the minority, or all when
+  // none is the largest. The same of each replica group in which they differ: "replicas differ in pp=1,tp=0:
+  // ...".
   std::string describe_divergence() const;
   // One sentence: "1 non-finite value at backward, first on rank 2 (host h) in conv1.weight[71]".
   std::string describe() const;

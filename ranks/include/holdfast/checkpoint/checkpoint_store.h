@@ -13,6 +13,7 @@
 #include "holdfast/checkpoint/generation.h"
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/storage/file_system.h"
+#include "holdfast/replica_groups.h"
 #include "holdfast/training_state.h"
 
 namespace holdfast {
@@ -59,14 +60,18 @@ class CheckpointStore {
   // Collective. `checkpoints` is the folder, "" on ranks that are not 0: rank 0's is used by all, so it must be on a
   // file system that all hosts share. Rank 0 makes it, and removes what a killed run left half-written. `state` is told
   // by all ranks; it must outlive the store. USAGE, on every rank alike, for bad options, a folder that cannot be had or
-  // seen, or a state that check() refuses or of which ranks hold different replicated parts.
+  // seen, or a state that check() refuses or of which ranks of a replica group hold different replicated parts. Without
+  // `groups` all ranks are of one.
   static Status create(Collective& collective, FileSystem& files, const std::string& checkpoints,
                        const CheckpointOptions& options, const TrainingState& state,
+                       std::unique_ptr<CheckpointStore>* out);
+  static Status create(Collective& collective, FileSystem& files, const std::string& checkpoints,
+                       const CheckpointOptions& options, const TrainingState& state, const ReplicaGroups& groups,
                        std::unique_ptr<CheckpointStore>* out);
   ~CheckpointStore();  // waits for the writer
 
   // Local; each rank at the same place, between two attempts and not while in_flight(). Copies what this rank has to
-  // write (rank 0: the replicated state and its own; others: their own) and begins to write it in the background, where
+  // write (the first of a replica group: what it shares, and its own; others: their own) and begins to write it in the background, where
   // every tensor is scanned and digested. `memory` is kept in the manifest; rank 0's counts.
   void save(const RunPosition& position, const Bytes& memory);
 
@@ -94,8 +99,8 @@ class CheckpointStore {
   // Collective, between two attempts: fills the memory of `state` and calls its load()s, from the newest generation that
   // every rank finds whole and finite and rank 0 does not rule out. Older ones are tried in turn; what is damaged or not
   // finite is set aside. Abandons what is in flight. `at_most`, when given (rank 0's counts), rules out what is newer.
-  // NO_CLEAN_GENERATION when there is none (with every reason), USAGE when a generation is sound but of another model
-  // or of a number of ranks that its per-rank state does not suit: nothing older is tried then. After a failure the
+  // NO_CLEAN_GENERATION when there is none (with every reason), USAGE when a generation is sound but of another model,
+  // of other replica groups or of a number of ranks that its per-rank state does not suit: nothing older is tried then. After a failure the
   // state is undefined.
   Status restore(RestoredGeneration* out, const std::optional<GenerationId>& at_most = std::nullopt);
 

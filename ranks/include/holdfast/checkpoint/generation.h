@@ -4,7 +4,8 @@
 //     e0001-a0000000600/          a generation: the state before attempt 600, written in epoch 1
 //       manifest.pb               see ranks/checkpoint/manifest.proto
 //       replicated.safetensors    what all ranks share, written by rank 0
-//       rank-00003.safetensors    rank 3's own, if it has any
+//       group-00001.safetensors   instead, with several replica groups: what one of them shares, by its first
+//       rank rank-00003.safetensors    rank 3's own, if it has any
 //     .e0001-a0000000900.partial/ being written, or left by a run that was killed
 //     set-aside/                  refused at a restore, or left behind by a rollback; never deleted by us,
 //     never restored
