@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <future>
+#include <list>
+#include <mutex>
 #include <new>
 
 namespace holdfast {
@@ -12,9 +14,17 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kCallTime{1'000};  // for a call that is being made to return before an abort
 constexpr milliseconds kLookTime{1};
+constexpr milliseconds kCloseTime{30'000};  // for the others to be done, too
 
 std::string describe(cudaError_t code) {
   return std::string(cudaGetErrorString(code)) + " (" + cudaGetErrorName(code) + ")";
+}
+
+void keep_for_ever(std::unique_ptr<ncclComm_t> place) {
+  static std::mutex mutex;
+  static std::list<std::unique_ptr<ncclComm_t>> kept;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(place));
 }
 
 }  // namespace
@@ -71,23 +81,27 @@ Status NcclLink::connect(const ncclUniqueId& id, int rank, int size) {
              [&](ncclComm_t) { return ncclCommInitRankConfig(&communicator_, size, id, rank, &config); });
 }
 
-// The new communicator may be there before the parent has made it, or only when it has.
+// The new communicator is put in its place when the parent is done, on a thread of NCCL's: with a split that
+// does not end, the place must stay.
 Status NcclLink::split(ncclComm_t parent, int rank, int size) {
   rank_ = rank;
   size_ = size;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   config.splitShare = 0;  // an abort of ours must not reach the parent
-  ncclResult_t state = ncclCommSplit(parent, 0, rank, &communicator_, &config);
+  auto place = std::make_unique<ncclComm_t>(nullptr);
+  ncclResult_t state = ncclCommSplit(parent, 0, rank, place.get(), &config);
   Status s = poll("ncclCommSplit", [&](bool* done) {
     if (state == ncclInProgress) {
       const ncclResult_t asked = ncclCommGetAsyncError(parent, &state);
       if (asked != ncclSuccess) state = asked;
     }
     *done = state != ncclInProgress;
-    return *done ? result(state, "ncclCommSplit", state == ncclSuccess ? "" : ncclGetLastError(parent))
-                 : Status();
+    if (!*done) return Status();
+    communicator_ = *place;  // also of a split that failed: there may be something to abort
+    return result(state, "ncclCommSplit", state == ncclSuccess ? "" : ncclGetLastError(parent));
   });
+  if (state == ncclInProgress) keep_for_ever(std::move(place));
   if (!s.ok()) return s;
   if (communicator_ == nullptr) return fail("ncclCommSplit gave no communicator");
   return settle("ncclCommSplit");
@@ -212,7 +226,7 @@ void NcclLink::end_of_abort() {
 }
 
 void NcclLink::close() noexcept {
-  const milliseconds time = (lost_ ? milliseconds(0) : deadline_) + kAbortTime;
+  const milliseconds time = (lost_ ? milliseconds(0) : std::min(deadline_, kCloseTime)) + kAbortTime;
   run_for(time, [self = shared_from_this()] {
     static_cast<void>(cudaSetDevice(self->device_));
     self->end_communicator();
@@ -235,7 +249,7 @@ void NcclLink::end_communicator() {
 
 bool NcclLink::finalized() {
   ncclResult_t state = ncclCommFinalize(communicator_);
-  const Clock::time_point until = Clock::now() + deadline_;
+  const Clock::time_point until = Clock::now() + std::min(deadline_, kCloseTime);
   while (state == ncclInProgress && Clock::now() < until) {
     std::this_thread::sleep_for(kLookTime);
     const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);

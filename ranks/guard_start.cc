@@ -33,6 +33,7 @@ Status StepGuard::Impl::start_watchdog() {
   options.floor = milliseconds(policy_.attempt_deadline_floor_seconds());
   options.side_channel = side_channel;
   options.asked_to_end = options_.asked_to_end;
+  options.before_leaving = options_.before_leaving;
   if (coordinator_) {
     options.heard = [coordinator = coordinator_.get()](std::vector<RankReport> reports) {
       coordinator->heard(std::move(reports));

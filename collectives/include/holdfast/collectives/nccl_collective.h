@@ -49,8 +49,8 @@ class NcclCollective final : public Collective {
   static Status create(ncclComm* communicator, const NcclOptions& options,
                        std::unique_ptr<NcclCollective>* out);
 
-  // Waits for the other ranks to be done with theirs, at most for the deadline. After a failure it waits for
-  // nobody: what does not let go in two seconds is left behind, with its memory.
+  // Waits for the other ranks to be done with theirs, at most for the deadline, and for half a minute. After
+  // a failure it waits for nobody: what does not let go in two seconds is left behind, with its memory.
   ~NcclCollective() override;
 
   int rank() const override { return rank_; }
