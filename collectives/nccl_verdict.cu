@@ -5,8 +5,8 @@
 namespace holdfast::cuda {
 namespace {
 
-constexpr unsigned kThreads = 32;
-static_assert(Record::kLanes == kThreads, "a warp takes one lane in each thread");
+constexpr unsigned kVerdictThreads = 32;
+static_assert(Record::kLanes == kVerdictThreads, "a warp takes one lane in each thread");
 
 __global__ void publish(const std::uint64_t* sum, std::uint64_t world_size, DeviceVerdict* verdict,
                         SumBoard* board) {
@@ -34,7 +34,7 @@ int prepare_publish() {
 int launch_publish(const std::uint64_t* sum, std::uint64_t world_size, DeviceVerdict* verdict,
                    SumBoard* board, CUstream_st* stream) {
   void* arguments[] = {&sum, &world_size, &verdict, &board};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(publish), dim3(1), dim3(kThreads), arguments, 0,
+  return cudaLaunchKernel(reinterpret_cast<const void*>(publish), dim3(1), dim3(kVerdictThreads), arguments, 0,
                           stream);
 }
 

@@ -12,7 +12,7 @@ namespace holdfast {
 namespace cuda {
 namespace {
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kFillThreads = 256;
 
 // One thread block: there are some thousand tensors.
 __global__ void fill_record(const CudaProbe* probes, std::size_t count, Stage stage, int rank,
@@ -21,7 +21,7 @@ __global__ void fill_record(const CudaProbe* probes, std::size_t count, Stage st
   if (threadIdx.x < kValueClassCount) sums[threadIdx.x] = 0;
   __syncthreads();
   LaneCounts mine;
-  for (std::size_t i = threadIdx.x; i < count; i += kThreads) mine.add(probes[i]);
+  for (std::size_t i = threadIdx.x; i < count; i += kFillThreads) mine.add(probes[i]);
   for (int c = 0; c < kValueClassCount; ++c) {
     if (mine.by_class[c] != 0) atomicAdd(&sums[c], static_cast<unsigned long long>(mine.by_class[c]));
   }
@@ -88,7 +88,7 @@ Status CudaRecord::add(CUstream_st* stream, Stage stage, const CudaScanPlan& pla
   std::size_t count = plan.size();
   void* arguments[] = {&probes, &count, &stage, &impl_->rank, &impl_->lanes};
   return cuda::check_record(cudaLaunchKernel(reinterpret_cast<const void*>(cuda::fill_record), dim3(1),
-                                             dim3(cuda::kThreads), arguments, 0, stream),
+                                             dim3(cuda::kFillThreads), arguments, 0, stream),
                             "cudaLaunchKernel");
 }
 

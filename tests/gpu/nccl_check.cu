@@ -105,11 +105,12 @@ std::uint32_t read_flag(const NcclCollective& collective) {
 }
 
 // Sums in which any number of lanes, mostly none or one, are not as they should be; the same on every rank.
-void check_skip_flag(NcclCollective& collective) {
+void check_skip_flag(NcclCollective& collective, std::barrier<>& all) {
   const int rank = collective.rank();
   const int size = collective.size();
   const Stream stream;
   const DeviceMemory lanes(sizeof(Record));
+  all.arrive_and_wait();
   std::mt19937_64 random(3);
   int clean = 0;
   for (int round = 0; round < 500; ++round) {
@@ -188,7 +189,7 @@ void check_fill_record(int rank) {
 }
 
 // Scan, record, reduction and flag, captured once; a NaN comes and goes on the last rank.
-void check_graph(NcclCollective& collective) {
+void check_graph(NcclCollective& collective, std::barrier<>& all) {
   const int rank = collective.rank();
   const int size = collective.size();
   Gradients gradients;
@@ -204,6 +205,7 @@ void check_graph(NcclCollective& collective) {
   must(collective.reduce_on(stream, record->device_lanes()));
   MUST(cudaStreamEndCapture(stream, &graph));
   MUST(cudaGraphInstantiate(&replay, graph, 0));
+  all.arrive_and_wait();
   for (int attempt = 0; attempt < 20; ++attempt) {
     const bool bad = attempt % 3 == 1;
     gradients.host[4711] = bad && rank == size - 1 ? NAN : 0.5f;
@@ -296,14 +298,17 @@ void measure(const Bytes& id, int rank, int size) {
   MUST_NCCL(ncclCommDestroy(bare));
 }
 
+// Memory is allocated while no collective is under way: with the GPUs of one process it may wait for all.
 void check_rank(const std::vector<Bytes>& ids, int rank, int size, bool with_speed, std::barrier<>& all) {
   MUST(cudaSetDevice(rank));
   {
     const auto collective = connect(ids[0], rank, size);
     check_collectives(*collective);
-    check_skip_flag(*collective);
+    all.arrive_and_wait();
+    check_skip_flag(*collective, all);
+    all.arrive_and_wait();
     check_fill_record(rank);
-    check_graph(*collective);
+    check_graph(*collective, all);
   }
   all.arrive_and_wait();
   if (rank == 0) std::printf("collectives, skip flag, filled record, graph: checked on %d GPUs\n", size);
