@@ -24,6 +24,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kConnectTime{15'000};  // for all ranks to be connected
 constexpr milliseconds kRecordTime{2'000};    // for a departure to be put on record
+constexpr milliseconds kLetGoTime{2'000};     // for what is let go of before this process ends
 constexpr milliseconds kFlushTime{500};       // for last words to go out
 constexpr milliseconds kAnswerTime{1'000};
 constexpr milliseconds kHurriedTime{400};  // the same within the second between mpirun's SIGTERM and SIGKILL
@@ -69,10 +70,20 @@ RankIdentity identity(int rank) {
   return {rank, host, getpid()};
 }
 
-[[noreturn]] void leave(const std::string& line) {
+// On a thread of its own, since it may hang; this one does not wait for it for ever.
+void call_within(milliseconds time, std::function<void()> work) {
+  auto done = std::make_shared<std::promise<void>>();
+  auto finished = done->get_future();
+  std::thread([done, work = std::move(work)] {
+    work();
+    done->set_value();
+  }).detach();
+  finished.wait_for(time);
+}
+
+void say_leaving(const std::string& line) {
   const std::string text = "holdfast: " + line + ". Leaving with exit code 84.\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
-  _exit(static_cast<int>(StatusCode::kRankMissing));
 }
 
 // What every rank is told at the start.
@@ -122,6 +133,8 @@ class Watchdog::Impl {
   void on_server_frame(FrameType type, Dialer& from);
   void on_client_frame(int rank, FrameType type, std::string_view payload);
   void warn(const Answer& own);
+  [[noreturn]] void leave(const std::string& line);
+  [[noreturn]] void end_process();
   [[noreturn]] void leave_together(const Departure& departure);
   [[noreturn]] void leave_alone();
   void record(const Departure& departure);
@@ -140,7 +153,7 @@ class Watchdog::Impl {
   std::vector<std::shared_ptr<Dialer>> dialers_;  // to rank 0 and to the deputy
   std::size_t goodbyes_ = 0;                      // of those two
   std::optional<Lookout> lookout_;                // on rank 0 and on the deputy
-  std::int64_t since_asked_to_end_ = 0;  // ticks
+  std::int64_t since_asked_to_end_ = 0;           // ticks
   int just_woken_ = 0;                // ticks left in which a closed connection is this rank's own fault
   std::int64_t since_suspicion_ = 0;  // ticks
   std::int64_t since_report_ = 0;     // ticks
@@ -342,7 +355,8 @@ void Watchdog::Impl::raise_suspicion() {
   if (!lookout_ && ++unheard_ > ticks(kUnheardTime, options_.tick)) leave_alone();
 }
 
-// At once and in a hurry, and then again from time to time: somebody may have answered and stopped right after.
+// At once and in a hurry, and then again from time to time: somebody may have answered and stopped right
+// after.
 void Watchdog::Impl::end_soon() {
   const bool first = since_asked_to_end_ == 0;
   if (since_asked_to_end_++ % ticks(kRepeatTime, options_.tick) != 0) return;
@@ -358,7 +372,7 @@ void Watchdog::Impl::on_server_frame(FrameType type, Dialer& from) {
       break;
     case FrameType::kLeave:
       // Said once for all by the rank that found out.
-      _exit(static_cast<int>(StatusCode::kRankMissing));
+      end_process();
     case FrameType::kGoodbye: ++goodbyes_; break;
     default: break;
   }
@@ -411,16 +425,21 @@ void Watchdog::Impl::leave_alone() {
       (departure.alone ? ". Neither rank 0 nor its deputy can be reached" : ". A rank is missing or stuck"));
 }
 
-// On a thread of its own, since a file system may hang; this one does not wait for it for ever.
+// A file system may hang.
 void Watchdog::Impl::record(const Departure& departure) {
   if (!options_.record) return;
-  auto done = std::make_shared<std::promise<void>>();
-  auto written = done->get_future();
-  std::thread([done, record = options_.record, departure] {
-    record(departure);
-    done->set_value();
-  }).detach();
-  written.wait_for(kRecordTime);
+  call_within(kRecordTime, [record = options_.record, departure] { record(departure); });
+}
+
+// Said first: letting go may end this process, too.
+void Watchdog::Impl::leave(const std::string& line) {
+  say_leaving(line);
+  end_process();
+}
+
+void Watchdog::Impl::end_process() {
+  if (options_.before_leaving) call_within(kLetGoTime, options_.before_leaving);
+  _exit(static_cast<int>(StatusCode::kRankMissing));
 }
 
 bool Watchdog::Impl::flushed() const {

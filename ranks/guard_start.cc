@@ -36,6 +36,7 @@ Status StepGuard::Impl::start_watchdog() {
   options.asked_to_end = [this, asked = options_.asked_to_end] {
     return transport_failed_ || (asked && asked());
   };
+  options.before_leaving = options_.before_leaving;
   if (coordinator_) {
     options.heard = [coordinator = coordinator_.get()](std::vector<RankReport> reports) {
       coordinator->heard(std::move(reports));

@@ -27,7 +27,13 @@ SUFFIXES = {".h", ".cc", ".cu", ".proto"}
 
 FOREIGN = re.compile(r"^(mpi\.h|cuda|nccl|google/protobuf|torch|ATen|c10)|\.pb\.h$")
 # A backend's own files, and what they are there to include.
-BACKENDS = {"mpi_collective": re.compile(r"^mpi\.h$"), "nccl_collective": re.compile(r"^(nccl|cuda)")}
+NCCL = re.compile(r"^(nccl|cuda)")
+BACKENDS = {
+    "mpi_collective": re.compile(r"^mpi\.h$"),
+    "nccl_collective": NCCL,
+    "nccl_link": NCCL,
+    "nccl_verdict": NCCL,
+}
 SCAN = pathlib.PurePosixPath("ranks/scan.cc")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)

@@ -11,6 +11,13 @@ function(holdfast_own_target target)
   endif()
 endfunction()
 
+# The same for a target's CUDA files. (2810: an assignment to a Status discards nothing.)
+function(holdfast_own_cuda target)
+  set(options -diag-suppress=2810 -Werror=all-warnings -Xcompiler=-Wall,-Wextra)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${options}>")
+  set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY None)
+endfunction()
+
 # holdfast_library(NAME sources...): the static library holdfast_NAME, alias holdfast::NAME. Its public headers are in
 # include/ beside its sources.
 function(holdfast_library name)
@@ -22,6 +29,8 @@ function(holdfast_library name)
   holdfast_own_target(holdfast_${name})
   set_property(GLOBAL APPEND PROPERTY HOLDFAST_LIBRARIES holdfast_${name})
 endfunction()
+
+list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
 
 # holdfast_optional(DEP): finds what HOLDFAST_DEP (AUTO, ON, OFF) asks for and sets HOLDFAST_WITH_DEP. ON with the
 # dependency missing is an error; AUTO goes on without it and says so.
@@ -54,6 +63,11 @@ macro(holdfast_optional dep)
         if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
           set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # which CMake 3.25 does not know
         endif()
+      endif()
+    elseif("${dep}" STREQUAL "NCCL")
+      if(HOLDFAST_WITH_CUDA)
+        find_package(NCCL 2.18 MODULE QUIET)  # the first with ncclCommSplit
+        set(HOLDFAST_WITH_NCCL ${NCCL_FOUND})
       endif()
     endif()
     if(NOT HOLDFAST_WITH_${dep} AND HOLDFAST_${dep} STREQUAL "ON")

@@ -63,12 +63,17 @@ class WatchedJobs(unittest.TestCase):
                     os.kill(pid, signal.SIGKILL)
                 job.wait()
             lines = record.read_text().splitlines() if record.exists() else []
+            left = record.with_name("record.left")
+            self.let_go = sorted(map(int, left.read_text().split())) if left.exists() else []
         return job.returncode, lines, said
 
     def check_missing(self, ranks, fault, faulty, how, code=84, place=""):
         """All faulty ranks are on record, once, told by rank 0 or else its deputy; all others are left behind."""
         got, lines, said = self.run_job(ranks, fault, faulty)
         self.assertEqual(code, got, said)
+        self.assertEqual(sorted(set(self.let_go)), self.let_go)
+        if code == 84:  # else mpirun may be first
+            self.assertLessEqual(set(range(ranks)) - set(faulty), set(self.let_go))
         self.assertEqual(1, len(lines), lines)
         reporter = 1 if 0 in faulty and how in ("died", "is silent", "left") else 0
         who = r"rank {} \(host \S+, pid \d+\) " + how + place
@@ -82,7 +87,7 @@ class WatchedJobs(unittest.TestCase):
 
     def check_nothing(self, ranks, fault, faulty):
         code, lines, said = self.run_job(ranks, fault, faulty)
-        self.assertEqual((0, []), (code, lines), said)
+        self.assertEqual((0, [], []), (code, lines, self.let_go), said)
         return said
 
     def test_without_a_fault_nothing_is_said(self):

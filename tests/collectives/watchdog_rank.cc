@@ -56,6 +56,9 @@ int run(const std::string& record, milliseconds deadline, const std::string& fau
     std::ofstream(record, std::ios::app) << departure.reported_by << (departure.alone ? " alone: " : ": ")
                                          << departure.describe() << std::endl;
   };
+  options.before_leaving = [&, rank = collective->rank()] {
+    std::ofstream(record + ".left", std::ios::app) << rank << std::endl;
+  };
   std::unique_ptr<holdfast::Watchdog> watchdog;
   if (const auto status = holdfast::Watchdog::create(*collective, options, &watchdog); !status.ok()) {
     std::fprintf(stderr, "%s\n", status.to_string().c_str());

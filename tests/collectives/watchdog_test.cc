@@ -65,6 +65,28 @@ TEST_F(WatchdogDeathTest, ExpiresWhenNothingEverMoved) {
       ExitedWithCode(84), "phase outside");
 }
 
+TEST_F(WatchdogDeathTest, LetsGoOnceBeforeItEndsTheProcess) {
+  Watchdog::Options letting_go = options(milliseconds(50));
+  letting_go.before_leaving = [] { std::fputs("let go\n", stderr); };
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, letting_go);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "exit code 84\\.\nlet go\n$");
+}
+
+TEST_F(WatchdogDeathTest, DoesNotWaitForEverForWhatDoesNotLetGo) {
+  Watchdog::Options stuck = options(milliseconds(50));
+  stuck.before_leaving = sleep_for_ever;
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, stuck);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "exit code 84\\.");
+}
+
 TEST_F(WatchdogDeathTest, ProgressKeepsTheProcessAliveBeyondTheDeadline) {
   EXPECT_EXIT(
       {

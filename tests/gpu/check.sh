@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the CUDA scan with nvcc alone (no CMake, MPI, Protobuf or GoogleTest), for the GPU that is there, and checks it:
-# the CPU's bits, CUDA graphs, speed.
+# the CPU's bits, CUDA graphs, speed. With NCCL, wherever nvcc finds it or in $NCCL_HOME, also the NCCL backend, on all GPUs.
 #
 #   tests/gpu/check.sh [--build-only] [--no-speed] [--dir BUILD_FOLDER]
 #
@@ -65,11 +65,42 @@ compile() { # compiler source options...
   "$1" "${@:3}" -c "$2" -o "$object" &
   jobs+=($!)
 }
+link() { # program libraries...
+  for job in "${jobs[@]}"; do wait "$job"; done
+  nvcc -arch="sm_$capability" "${objects[@]}" "${@:2}" -o "$out/$1"
+  echo "built for sm_$capability: $out/$1"
+  jobs=()
+}
 for source in ranks/cuda/scan_cuda.cu tests/gpu/scan_check.cu tests/gpu/scan_speed.cu; do
   compile nvcc "$source" "${device[@]}"
 done
 for source in "${sources[@]}"; do compile g++ "$source" "${host[@]}"; done
-for job in "${jobs[@]}"; do wait "$job"; done
-nvcc -arch="sm_$capability" "${objects[@]}" ${libraries[@]+"${libraries[@]}"} -o "$out/scan_check"
-echo "built for sm_$capability: $out/scan_check"
-((build_only)) || "$out/scan_check" ${arguments[@]+"${arguments[@]}"}
+link scan_check ${libraries[@]+"${libraries[@]}"}
+
+programs=(scan_check)
+cuda=$(dirname "$(dirname "$(command -v nvcc)")")
+nccl=(-I"$cuda/include" -L"$cuda/lib" -Xlinker "-rpath=$cuda/lib")
+if [[ ${NCCL_HOME:-} ]]; then
+  nccl+=(-I"$NCCL_HOME/include" -L"$NCCL_HOME/lib" -Xlinker "-rpath=$NCCL_HOME/lib")
+fi
+if echo '#include <nccl.h>
+int main() { int version; return ncclGetVersion(&version); }' >"$out/has_nccl.cu" &&
+  nvcc "${nccl[@]}" "$out/has_nccl.cu" -lnccl -o "$out/has_nccl" 2>"$out/has_nccl.log"; then
+  includes=(-isystem "$cuda/include")
+  if [[ ${NCCL_HOME:-} ]]; then includes+=(-isystem "$NCCL_HOME/include"); fi
+  objects=("$out"/{scan_cuda.cu,tensor_view.cc,scan_plan.cc,status.cc}.o)
+  for source in collectives/nccl_verdict.cu ranks/cuda/record_cuda.cu tests/gpu/nccl_check.cu; do
+    compile nvcc "$source" "${device[@]}" "${includes[@]}"
+  done
+  for source in collectives/{nccl_collective,nccl_link,record,verdict}.cc; do
+    compile g++ "$source" "${host[@]}" "${includes[@]}"
+  done
+  link nccl_check "${nccl[@]}" -lnccl
+  programs+=(nccl_check)
+else
+  echo "NCCL: not built, no nccl.h or no library (see $out/has_nccl.log)"
+fi
+((build_only)) && exit 0
+failed=0
+for program in "${programs[@]}"; do "$out/$program" ${arguments[@]+"${arguments[@]}"} || failed=1; done
+exit "$failed"

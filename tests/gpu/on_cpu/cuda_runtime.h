@@ -1,4 +1,4 @@
-// As much of CUDA as the scan's kernel and its check need, on a CPU and without its toolkit: thread blocks
+// As much of CUDA as the kernels and the scan's check need, on a CPU and without its toolkit: thread blocks
 // run one after another in random order, the threads of one are fibers that meet at barriers and shuffles. It
 // knows when a thread is not in the mask it names, when one waits for ever, and nothing of memory order or
 // speed.
@@ -129,6 +129,8 @@ inline void run_block(std::mt19937& random) {
 
 inline void __syncthreads() { on_cpu::meet(~0u, 0, on_cpu::block_size); }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
+inline void __syncwarp() { on_cpu::meet(on_cpu::running->thread / 32, ~0u, 32); }
 
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int distance) {

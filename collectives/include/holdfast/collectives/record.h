@@ -75,6 +75,27 @@ std::uint64_t agreement_coefficient(int rank, std::span<const int> members);
 class Record {
  public:
   static constexpr std::size_t kLanes = 32;
+  // Where what is, for code that has no more than the lanes: a kernel.
+  enum Lane : std::size_t {
+    kBadLane = 0,
+    kErrorLane = kStageCount * kValueClassCount,
+    kUpdateFailedLane,
+    kRequestLane,
+    kNoNextBatchLane = kRequestLane + kRequestCount,
+    kParticipantsLane,
+    kAgreementLane,
+    kBadRanksLane,
+    kBadRankSumLane,
+    kPartsDoneLane,
+    kReplicaProofLane,
+    kFirstReservedLane
+  };
+  static_assert(kFirstReservedLane == 31);
+  static constexpr std::size_t bad_lane(Stage stage, ValueClass value_class) {
+    return kBadLane + static_cast<std::size_t>(stage) * kValueClassCount +
+           static_cast<std::size_t>(value_class);
+  }
+
   // Counts saturate here, so that 2^20 ranks cannot wrap a lane back to zero.
   static constexpr std::uint64_t kMaxPerRank = (std::uint64_t{1} << 44) - 1;
 
@@ -123,27 +144,6 @@ class Record {
   bool operator==(const Record&) const = default;
 
  private:
-  enum Lane : std::size_t {
-    kBadLane = 0,
-    kErrorLane = kStageCount * kValueClassCount,
-    kUpdateFailedLane,
-    kRequestLane,
-    kNoNextBatchLane = kRequestLane + kRequestCount,
-    kParticipantsLane,
-    kAgreementLane,
-    kBadRanksLane,
-    kBadRankSumLane,
-    kPartsDoneLane,
-    kReplicaProofLane,
-    kFirstReservedLane
-  };
-  static_assert(kFirstReservedLane == 31);
-
-  static constexpr std::size_t bad_lane(Stage stage, ValueClass value_class) {
-    return kBadLane + static_cast<std::size_t>(stage) * kValueClassCount +
-           static_cast<std::size_t>(value_class);
-  }
-
   std::array<std::uint64_t, kLanes> lanes_{};
 };
 

@@ -50,6 +50,9 @@ class Watchdog {
     // Called on the watchdog's thread of the reporting rank, before anybody leaves, and given two seconds:
     // puts the departure on record.
     std::function<void(const Departure&)> record;
+    // Called once, on a thread of its own, before this process ends with exit code 84, and given two seconds:
+    // lets go of what would hold up others, such as NcclCollective::abort().
+    std::function<void()> before_leaving;
     // Called on the watchdog's thread of rank 0, once a second: where all ranks are, by rank. Without a side
     // channel it knows of itself only.
     std::function<void(std::vector<RankReport>)> heard;

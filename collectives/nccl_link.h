@@ -1,0 +1,136 @@
+// One rank's end of a NCCL communicator: what it allocated, how it waits, how it fails and how it ends.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "holdfast/collectives/collective.h"
+#include "nccl_verdict.h"
+
+namespace holdfast {
+
+// What may block without end (ncclCommAbort, and freeing memory of a device on which a kernel hangs) is done
+// on threads that share the link, and that are waited for only so long. All else is the owner's thread's, but
+// for abort().
+class NcclLink : public std::enable_shared_from_this<NcclLink> {
+ public:
+  // What travels through device memory at once; at least the entries of a collective over all ranks.
+  static constexpr std::size_t kChunk = std::size_t{1} << 20;
+  static constexpr std::chrono::milliseconds kAbortTime{2'000};
+
+  explicit NcclLink(std::chrono::milliseconds deadline) : deadline_(deadline) {}
+  NcclLink(const NcclLink&) = delete;
+  NcclLink& operator=(const NcclLink&) = delete;
+
+  // Memory, stream and communicator. close() afterwards, whatever these return.
+  Status allocate(int device, int size);
+  Status connect(const ncclUniqueId& id, int rank, int size);
+  Status split(ncclComm_t parent, int rank, int size);
+
+  const Status& failure() const { return failure_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  std::byte* device() const { return buffer_; }
+  cudaStream_t stream() const { return stream_; }
+  cuda::DeviceVerdict* verdict() const { return verdict_; }
+  cuda::SumBoard* board() const { return board_; }
+
+  // Bytes to device() + offset, on the link's stream.
+  Status put(const void* bytes, std::size_t size, std::size_t offset = 0);
+  // Waits for the stream, and for `size` bytes from device().
+  Status take(void* bytes, std::size_t size);
+
+  // Calls `call(communicator)`, unless it is lost, and waits until NCCL has enqueued what it is to enqueue.
+  template <typename Call>
+  Status run(const char* what, Call&& call);
+
+  // Calls `look(&done)` until it is done, or fails, or the link does.
+  template <typename Look>
+  Status poll(const char* what, Look&& look);
+
+  Status check(cudaError_t code, const char* what);
+  // Looks for an error that came up behind our back.
+  Status look_around();
+  Status fail(const std::string& what);
+
+  void abort() noexcept;
+  void close() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool enter();
+  void exit() { in_call_ = false; }
+  Status settle(const char* what);
+  Status result(ncclResult_t code, const char* what, const std::string& last);
+  bool wait_until(Clock::time_point until, const std::atomic<bool>& flag, bool value) const;
+  void end_communicator();
+  bool finalized();
+  void end_of_abort();
+  void release();
+  template <typename Work>
+  static void run_for(std::chrono::milliseconds time, Work work) noexcept;
+
+  const std::chrono::milliseconds deadline_;
+  Status failure_;
+
+  // Constant once connected.
+  int device_ = 0;
+  int rank_ = 0;
+  int size_ = 0;
+  ncclComm_t communicator_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  std::byte* buffer_ = nullptr;             // on the device
+  cuda::DeviceVerdict* verdict_ = nullptr;  // on the device
+  std::byte* staging_ = nullptr;            // pinned, as large as the buffer
+  cuda::SumBoard* board_ = nullptr;         // pinned
+
+  // Whoever aborts sets lost_, and then looks whether a call is being made; whoever calls does it the other
+  // way round. So no call begins on a communicator that is being aborted.
+  std::atomic<bool> lost_{false};
+  std::atomic<bool> in_call_{false};
+  std::atomic<bool> abort_begun_{false};
+  std::atomic<bool> abort_ended_{false};
+};
+
+template <typename Call>
+Status NcclLink::run(const char* what, Call&& call) {
+  if (!failure_.ok()) return failure_;
+  if (!enter()) return fail(std::string(what) + ": the communicator was aborted");
+  const ncclResult_t code = call(communicator_);
+  std::string last;
+  if (code != ncclSuccess && code != ncclInProgress) last = ncclGetLastError(communicator_);
+  exit();
+  if (code == ncclInProgress) return settle(what);
+  return result(code, what, last);
+}
+
+// The flag is looked at last: what was completed by an abort is not complete.
+template <typename Look>
+Status NcclLink::poll(const char* what, Look&& look) {
+  const Clock::time_point begin = Clock::now();
+  for (;;) {
+    bool done = false;
+    if (Status s = look(&done); !s.ok()) return s;
+    if (lost_) return fail(std::string(what) + ": the communicator was aborted");
+    if (done) return Status();
+    const auto waited = Clock::now() - begin;
+    if (waited >= deadline_) {
+      return fail(std::string(what) + " did not end within " + std::to_string(deadline_.count()) +
+                  " ms: a rank is missing or stuck");
+    }
+    if (waited < std::chrono::milliseconds(1)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+}
+
+}  // namespace holdfast

@@ -1,0 +1,53 @@
+// Ranks as threads, each with its NCCL backend over the stand-in.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "collectives/nccl_stand_in.h"
+#include "holdfast/collectives/nccl_collective.h"
+
+namespace holdfast {
+
+inline NcclOptions nccl_options(std::chrono::milliseconds deadline = std::chrono::minutes(1)) {
+  NcclOptions options;
+  options.deadline = deadline;
+  return options;
+}
+
+inline void on_threads(int size, const std::function<void(int)>& body) {
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < size; ++r) threads.emplace_back([&, r] { body(r); });
+}
+
+// Calls body(collective) on each of `size` ranks; node_of(rank) tells nodes apart.
+inline void run_nccl(int size, const std::function<void(NcclCollective&)>& body,
+                     const std::function<std::string(int)>& node_of = {}) {
+  Bytes id;
+  ASSERT_TRUE(NcclCollective::make_id(&id).ok());
+  on_threads(size, [&](int rank) {
+    NcclOptions options = nccl_options();
+    if (node_of) options.node = node_of(rank);
+    std::unique_ptr<NcclCollective> collective;
+    const Status status = NcclCollective::create(id, rank, size, rank, options, &collective);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    body(*collective);
+  });
+}
+
+// Every call was one that may be made, and everything was given back.
+inline void expect_clean_end() {
+  EXPECT_EQ(stand_in::misuse(), std::vector<std::string>());
+  EXPECT_EQ(stand_in::held(), 0u);
+}
+
+class NcclTest : public testing::Test {
+ protected:
+  void SetUp() override { stand_in::reset(); }
+};
+
+}  // namespace holdfast
