@@ -187,9 +187,10 @@ class Judge:
             return
         (event,) = found
         if fault.outcome == "rollback":
-            seen = {(o["rank"], o["tensor"], o["index"], o["nan"], o["pos_inf"], o["neg_inf"])
+            # In the parameter, and in what is made of it.
+            seen = {(o["rank"], o["tensor"], o["index"], o["nan"] > 0, o["pos_inf"], o["neg_inf"])
                     for o in event["origins"]}
-            wanted = {(rank, fault.tensor, fault.index, 1, 0, 0) for rank in range(self.round.ranks)}
+            wanted = {(rank, fault.tensor, fault.index, True, 0, 0) for rank in range(self.round.ranks)}
             good = event["stage"] == "optimizer" and seen == wanted
         else:
             self.counts["divergences found"] += 1

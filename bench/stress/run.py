@@ -19,6 +19,7 @@ import plan  # noqa: E402
 SCRIPT = ROOT / "launch" / "cluster.sh"
 PATIENCE = 180  # seconds that a job may take, whatever the machine is busy with
 GRACE = 10  # seconds between mpirun's end and that of its last process
+LOSSY = 3  # seconds from a job's first record in which packets get lost
 LEAVE = plan.DEADLINE + 45  # seconds until all ranks have left that miss one
 
 
@@ -179,6 +180,17 @@ class Runner:
             # What mpirun waits for now is TCP's patience, which is more than this run has.
             self.cluster.tcp_patience(3)
 
+    def while_lossy(self, leg):
+        """From before the first packet: with its waits for what is sent again the job takes longer than without."""
+        self.cluster.lose(leg.loss)
+        begun = f'"event":"run_started","time":"[^"]*","epoch":{leg.epoch},'
+        path = self.run_dir / "events.jsonl"
+        ended = lambda: self.job.mpirun.poll() is not None
+        self.until(lambda: ended() or (path.exists() and re.search(begun, path.read_text())), PATIENCE, "the start")
+        limit = time.monotonic() + LOSSY
+        self.until(lambda: ended() or time.monotonic() > limit, 2 * LOSSY, "the end of the losses")
+        self.cluster.lose(None)
+
     def departures(self):
         path = self.run_dir / "departures.jsonl"
         return [jobs.strict_json(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -207,10 +219,10 @@ class Runner:
         command = self.command(self.run_dir, leg, f"leg{number}", "--checkpoint-interval", plan.INTERVAL, *faults,
                                *leg.options, *resume)
         sent = self.cluster.sent_again() if leg.loss else 0
-        if leg.loss:
-            self.cluster.lose(leg.loss)
         try:
             self.start(self.cluster.command("run", "-np", self.round.ranks, *command))
+            if leg.loss:
+                self.while_lossy(leg)
             self.disturb(leg)
             self.until(lambda: self.job.mpirun.poll() is not None, PATIENCE, "the end of the job")
         except Late as late:
