@@ -32,7 +32,7 @@ def options(words):
     parser.add_argument("--ranks-per-host", type=above_0, default=2)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--attempts", type=above_0, default=120)
+    parser.add_argument("--attempts", type=above_0, default=200)
     parser.add_argument("--replays", type=int, default=4)
     parser.add_argument("--only", type=int, default=-1)
     parser.add_argument("--json", type=pathlib.Path)

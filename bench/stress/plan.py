@@ -186,7 +186,11 @@ class Planner:
         if stage == "reduction":
             option, rank, micro = ("--fault", f"{name},attempt={attempt}"), None, None
         else:
-            option = ("--fault", f"{name},attempt={attempt},rank={rank},micro={micro}")
+            # The denominator is that of the whole attempt: no target in any of its micro-batches.
+            micros = range(self.accumulate) if name == "empty-target-mask" else (micro,)
+            micro = micros[0]
+            option = tuple(word for m in micros for word in (
+                "--fault", f"{name},attempt={attempt},rank={rank},micro={m}"))
         seen = micro if stage in ("input", "forward", "loss") else None
         self.round.faults.append(Fault(option, "natural", attempt, stage, rank, tensor, index, bad, seen))
 
