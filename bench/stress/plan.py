@@ -300,11 +300,14 @@ class Planner:
         self.leg(2)
 
     def plan_stuck(self):
-        """A rank that stops and does not come back."""
+        """A rank that stops and does not come back: its process does not answer, or its main thread hangs."""
         at, rank = self.middle(), self.rank()
-        self.leg(1, end="left", code=84, at=at, freeze=(rank, self.draw.choice(STAGES[:5])),
-                 policy=f"attempt_deadline_seconds: {DEADLINE}", missing=((rank,), "silent"),
-                 departures={self.reporter(rank): (rank,)})
+        kind, absence = self.draw.choice((("stop", "silent"), ("hang", "stuck")))
+        fault = f"{kind}@{self.draw.choice(STAGES[:5])},rank={rank},attempt={at},epoch=1"
+        self.reserve(at, at + 1)
+        reporter = self.reporter(rank) if kind == "stop" else 0
+        self.leg(1, end="left", code=84, at=at, options=("--inject", fault), missing=((rank,), absence),
+                 policy=f"attempt_deadline_seconds: {DEADLINE}", departures={reporter: (rank,)})
         self.leg(2)
 
     def plan_stop(self):
