@@ -190,7 +190,8 @@ class Judge:
             # In the parameter, and in what is made of it.
             seen = {(o["rank"], o["tensor"], o["index"], o["nan"] > 0, o["pos_inf"], o["neg_inf"])
                     for o in event["origins"]}
-            wanted = {(rank, fault.tensor, fault.index, True, 0, 0) for rank in range(self.round.ranks)}
+            ranks = range(self.round.ranks) if fault.rank is None else [fault.rank]
+            wanted = {(rank, fault.tensor, fault.index, True, 0, 0) for rank in ranks}
             good = event["stage"] == "optimizer" and seen == wanted
         else:
             self.counts["divergences found"] += 1

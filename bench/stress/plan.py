@@ -245,11 +245,11 @@ class Planner:
         return self.draw.randint(self.round.steps * 2 // 5, self.round.steps * 3 // 5)
 
     def spoil(self, leg, after, **fault):
-        """What the optimizer writes, on all ranks alike, or on one alone."""
+        """What the optimizer writes: not finite, on all ranks alike or on one alone; or wrong on one."""
         attempt = self.draw.randint(after + 5, self.round.steps - 8)
         tensor = self.draw.choice(list(PARAMETERS))
         diverges = fault["outcome"].startswith("diverge")
-        rank = self.rank() if diverges else None
+        rank = self.rank() if diverges or self.draw.random() < 0.5 else None
         kind = "value=1.5" if diverges else "nan"
         option = ("--inject", f"{kind}@optimizer,attempt={attempt},epoch={leg.epoch},tensor={tensor},index=0" +
                   ("" if rank is None else f",rank={rank}"))
@@ -303,7 +303,9 @@ class Planner:
         """A rank that stops and does not come back: its process does not answer, or its main thread hangs."""
         at, rank = self.middle(), self.rank()
         kind, absence = self.draw.choice((("stop", "silent"), ("hang", "stuck")))
-        fault = f"{kind}@{self.draw.choice(STAGES[:5])},rank={rank},attempt={at},epoch=1"
+        # Not a hang at reduction: the rank is then where the others wait for it, and nobody can be told to be missing.
+        stage = self.draw.choice(STAGES[:5] if kind == "stop" else STAGES[:4])
+        fault = f"{kind}@{stage},rank={rank},attempt={at},epoch=1"
         self.reserve(at, at + 1)
         reporter = self.reporter(rank) if kind == "stop" else 0
         self.leg(1, end="left", code=84, at=at, options=("--inject", fault), missing=((rank,), absence),

@@ -61,7 +61,9 @@ class GoodRecord:
                 error = {"error": {"rank": fault.rank, "host": self.round.host(fault.rank), "stage": fault.stage,
                                    "what": "thrown"}}
                 continue
-            ranks = range(self.round.ranks) if fault.outcome == "rollback" else [fault.rank or 0]
+            ranks = [fault.rank or 0]
+            if fault.outcome == "rollback" and fault.rank is None:
+                ranks = range(self.round.ranks)
             for rank in ranks:
                 bad = {name: int(name == (fault.bad or "pos_inf")) for name in ("nan", "pos_inf", "neg_inf")}
                 origins.append({"rank": rank, "host": self.round.host(rank), "stage": fault.stage, "index": fault.index,
