@@ -8,7 +8,7 @@
 # minute. All that goes wrong is planned from the seed, and judged by what the jobs leave behind: see README.md. Ends
 # with `stress: PASS`, or `stress: FAIL` and the reasons.
 #
-#   --attempts A    of each job (200)
+#   --attempts A    of each job (200; 100 with more than 8 ranks)
 #   --replays N     bundles of each round that are made again (4)
 #   --only ROUND    this one round of the plan, to see a failure again with the same --seed; -1: all
 #   --json FILE     the same figures, for programs

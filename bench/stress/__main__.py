@@ -18,7 +18,7 @@ import plan
 import run
 import table
 
-LEAST = 12  # seconds that a round is thought to take before one has been seen
+LEAST = 6  # seconds that a job is thought to take before one has been seen
 
 
 def options(words):
@@ -32,7 +32,7 @@ def options(words):
     parser.add_argument("--ranks-per-host", type=above_0, default=2)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--attempts", type=above_0, default=200)
+    parser.add_argument("--attempts", type=above_0)
     parser.add_argument("--replays", type=int, default=4)
     parser.add_argument("--only", type=int, default=-1)
     parser.add_argument("--json", type=pathlib.Path)
@@ -44,6 +44,8 @@ def options(words):
         raise SystemExit(refuse(f"unknown option: {unknown[0]}"))
     if given.hosts * given.ranks_per_host < 2 or given.hosts > 64:
         raise SystemExit(refuse("--hosts, --ranks-per-host: 2 ranks at least, on 64 hosts at most"))
+    if given.attempts is None:
+        given.attempts = 200 if given.hosts * given.ranks_per_host <= 8 else 100
     if given.attempts < 60:
         raise SystemExit(refuse("--attempts: 60 at least"))
     if not 0 < given.minutes <= 24 * 60:
@@ -75,15 +77,20 @@ class Stress:
         self.begin = time.monotonic()
         self.last_start = self.begin + given.minutes * 60
         self.counts, self.skips = collections.Counter(), collections.Counter()
-        self.failures, self.kept, self.took, self.rounds = [], [], {}, []
+        self.failures, self.kept, self.rounds, self.a_job = [], [], [], LEAST
         self.runner = None
 
+    def jobs(self, the_round):
+        return len(the_round.legs) + the_round.reference
+
+    def waits(self, the_round):
+        """Seconds in which a round only waits for a deadline, and for mpirun to notice."""
+        return plan.DEADLINE + 10 if the_round.kind in ("cut", "stuck") else 0
+
     def fits(self, the_round):
-        """Whether it would end in time, by how long others have taken."""
-        guess = self.took.get(the_round.kind) or max(self.took.values(), default=LEAST)
-        if the_round.kind in ("cut", "stuck") and the_round.kind not in self.took:
-            guess += plan.DEADLINE + 10
-        return time.monotonic() + 1.1 * guess <= self.last_start
+        """Whether it would end in time, by how long the slowest jobs so far have taken."""
+        guess = self.a_job * self.jobs(the_round) + self.waits(the_round)
+        return time.monotonic() + guess <= self.last_start
 
     def play(self, number):
         given = self.given
@@ -102,7 +109,7 @@ class Stress:
             self.runner.give_up()
         judged = judge.Judge(the_round, record).judge()
         seconds = time.monotonic() - begin
-        self.took[the_round.kind] = max(seconds, self.took.get(the_round.kind, 0))
+        self.a_job = max(self.a_job, (seconds - self.waits(the_round)) / self.jobs(the_round))
         self.add(the_round, judged, seconds)
         if judged.failures:
             (folder / "record.json").write_text(json.dumps(record, indent=1))
