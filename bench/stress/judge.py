@@ -87,7 +87,7 @@ class Judge:
             return self
         for segment in segments:
             self.epoch(segment)
-        self.without_cause()
+        self.without_cause({segment.epoch: segment for segment in segments})
         self.replicas()
         self.ledger()
         self.bundles()
@@ -270,10 +270,12 @@ class Judge:
         return self.round.calibrates and event["stage"] in ("backward", "reduction") and (
             event["pos_inf"] + event["neg_inf"] > 0)
 
-    def without_cause(self):
-        """Skips, rollbacks and aborts that nothing was planned for."""
+    def without_cause(self, segments):
+        """Skips, rollbacks and aborts that nothing was planned for, or in attempts that were not to be made."""
         for event in self.named("attempt_skipped"):
-            if not self.due(event["attempt"], event["epoch"], "skip"):
+            made = segments.get(event["epoch"])
+            if not self.due(event["attempt"], event["epoch"], "skip") or not made or not (
+                    made.begin <= event["attempt"] < made.end):
                 self.skips["without a cause"] += 1
                 self.fail(f"epoch {event['epoch']} attempt {event['attempt']}: a skip without a cause: "
                           f"{event['reason']}")
@@ -313,6 +315,9 @@ class Judge:
         ledger, omitted = {int(a): origin for a, origin in self.record["ledger"].items()}, self.omitted()
         if sorted(ledger) != omitted:
             self.fail(f"the ledger holds {sorted(set(ledger) ^ set(omitted))} or lacks them")
+        for event in self.named("run_finished"):
+            if event["update"] != self.round.steps - len(omitted):
+                self.fail(f"{event['update']} updates in the end, planned {self.round.steps - len(omitted)}")
 
     def bundles(self):
         record = self.record

@@ -90,7 +90,7 @@ class GoodRecord:
                 self.event("rolled_back", epoch, back, from_attempt=attempt)
                 attempt = back
         if leg.end == "finished":
-            self.event("run_finished", epoch, leg.at)
+            self.event("run_finished", epoch, leg.at, update=leg.at - len(self.ledger))
         elif leg.end == "stopped":
             self.event("stopped", epoch, leg.at)
         elif leg.end == "aborted":
@@ -212,6 +212,21 @@ class Judge(unittest.TestCase):
             event["attempt"] = next(attempt for attempt in range(20) if attempt not in skips)
             record["events"].insert(2, event)
         self.assert_found("without a cause", doctor)
+
+    def test_a_skip_in_an_attempt_that_was_not_to_be_made(self):
+        """Planned for this attempt, but the job was interrupted before it."""
+        def doctor(record):
+            late = [event for event in record["events"] if event["event"] == "attempt_skipped"][-1]
+            if late["epoch"] == 1:
+                return False
+            record["events"].insert(1, {**late, "epoch": 1})
+            return True
+        self.assert_found("without a cause", doctor)
+
+    def test_updates_that_do_not_add_up(self):
+        def doctor(record):
+            self.one(record, "run_finished")["update"] -= 1
+        self.assert_found("updates in the end, planned", doctor)
 
     def test_a_rollback_without_a_cause(self):
         def doctor(record):
