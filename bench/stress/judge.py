@@ -22,7 +22,7 @@ class Segment:
 class Judge:
     def __init__(self, the_round, record):
         self.round, self.record = the_round, record
-        self.failures = []
+        self.failures, self.segments = [], None
         self.counts = collections.Counter()
         self.skips = collections.Counter()  # by cause
         self.by_attempt = collections.defaultdict(list)
@@ -39,7 +39,10 @@ class Judge:
 
     def course(self):
         """The epochs, from the record, and where a job was interrupted, from the plan."""
-        segments, legs = [], iter([i for i, leg in enumerate(self.round.legs) if leg.end != "refused"])
+        if self.segments is not None:
+            return self.segments
+        self.segments = segments = []
+        legs = iter([i for i, leg in enumerate(self.round.legs) if leg.end != "refused"])
         for event in self.record["events"]:
             kind = event["event"]
             if kind == "run_started":
