@@ -54,6 +54,9 @@ class Judge:
                 if event["epoch"] != planned.epoch:
                     self.fail(f"job {leg} began epoch {event['epoch']}, planned {planned.epoch}")
                 segments.append(Segment(event["epoch"], leg, 0, planned.at))
+            elif not segments:
+                self.fail(f"{kind} before a start")
+                break
             elif kind == "restored":
                 segments[-1].begin = event["attempt"]
             elif kind == "rolled_back":

@@ -252,6 +252,8 @@ class Runner:
     def read(self):
         self.job.run_dir = self.run_dir
         record = self.record
+        if not (self.run_dir / "events.jsonl").exists():
+            raise ValueError("there is no events.jsonl")
         record["events"] = self.job.events
         if (self.run_dir / "dropped.jsonl").exists():
             record["ledger"] = {attempt: origin for attempt, (origin, _) in self.job.ledger().items()}
@@ -308,7 +310,11 @@ class Runner:
         for number, leg in enumerate(self.round.legs):
             if not self.leg(number, leg) or self.record["legs"][-1]["code"] != leg.code:
                 break  # what comes next is planned for another end
-        self.read()
+        try:
+            self.read()
+        except (AssertionError, KeyError, OSError, ValueError) as error:
+            self.record["legs"][-1]["late"] = f"what it left cannot be read: {error!r:.500}"
+            return self.record
         self.replay(draw)
         if self.round.reference and len(self.record["legs"]) == len(self.round.legs):
             self.refer(omitted(self.record))

@@ -326,6 +326,10 @@ class Judge(unittest.TestCase):
         self.assert_found("ack was refused", acknowledgement, ("budget", "diverge"))
         self.assert_found("a checkpoint is not clean", lambda record: record.update(checkpoints_clean=False))
 
+    def test_a_record_without_its_beginning(self):
+        self.assert_found("before a start", lambda record: record["events"].pop(0) and None)
+        self.assert_found("does not hold each start", lambda record: record["events"].clear())
+
     def test_an_epoch_or_an_end_that_was_not_planned(self):
         def epoch(record):
             self.one(record, "run_started")["epoch"] = 9
@@ -406,6 +410,19 @@ class Survivors(unittest.TestCase):
                 run.GRACE = grace
             self.assertIn("sleep 1000", left)
             self.assertEqual({}, processes(job.marker))
+
+
+class Unreadable(unittest.TestCase):
+    def test_a_job_that_leaves_no_record_is_a_finding(self):
+        with tempfile.TemporaryDirectory() as folder:
+            the_round = plan.make_round(SEED, 0, 2, 2, STEPS, "values")
+            runner = run.Runner(run.Cluster(1), None, pathlib.Path(folder), the_round, time.monotonic() + 60, 0)
+            runner.leg = lambda number, leg: runner.record["legs"].append(
+                {**GoodRecord(the_round).legs[0], "late": None}) or True
+            runner.job = type("Job", (), {"run_dir": None})()
+            record = runner.run(lambda seen: self.fail("no reference then"), None)
+        failures = judge.Judge(the_round, record).judge().failures
+        self.assertIn("there is no events.jsonl", failures[0])
 
 
 class StressTest(unittest.TestCase):
