@@ -169,10 +169,7 @@ class Replay {
   std::optional<Boundary> recorded() const {
     Boundary boundary;
     boundary.stage = static_cast<Stage>(manifest_.stage());
-    if (manifest_.kind() == "ERROR") {
-      boundary.error = manifest_.error();
-      return boundary;
-    }
+    // Of an exception on another rank this one has no part: what it saw itself is what it makes again.
     for (const IncidentOrigin& origin : manifest_.origins()) {
       if (origin.rank() != origin_->rank()) continue;
       boundary.stage = static_cast<Stage>(origin.stage());
@@ -181,7 +178,9 @@ class Replay {
       boundary.counts = {origin.nan(), origin.pos_inf(), origin.neg_inf()};
       return boundary;
     }
-    return std::nullopt;
+    if (manifest_.kind() != "ERROR") return std::nullopt;
+    boundary.error = manifest_.error();
+    return boundary;
   }
 
   std::optional<Boundary> run() {

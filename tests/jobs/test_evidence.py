@@ -266,6 +266,14 @@ class Replays(ReplayTest):
         again, _ = self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "injected=off"))
         self.assertIn(f"\nreplayed  exception at forward: {message}\n", again.stdout)
 
+    def test_an_exception_beside_values_of_another_rank(self):
+        """What the rank that contributed has seen itself is made again, and not the other's exception."""
+        job = self.capture("--inject", "throw@forward,rank=0,attempt=1", "--inject", "inf@loss,rank=1,attempt=1", steps=3)
+        (bundle,) = self.bundles(job).values()
+        self.assertEqual([1], self.origin_ranks(bundle))
+        again, _ = self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "injected=off"))
+        self.assertIn("\nrecorded  rank 1, loss loss[0]: 0 NaN, 1 +Inf, 0 -Inf\n", again.stdout)
+
     def test_the_second_micro_batch(self):
         job = self.capture("--accumulate", 2, "--inject", "nan@loss,rank=1,attempt=1,micro=1",
                            "--fault", "corrupt-record,attempt=7,rank=1,micro=1", steps=9)
