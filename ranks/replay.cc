@@ -14,7 +14,7 @@ namespace holdfast {
 namespace {
 
 // "record.0.17=0"
-bool parse_record(std::string_view text, Sample* out) {
+bool parse_record(std::string_view text, RecordedSample* out) {
   constexpr std::string_view kPrefix = "record.";
   if (!text.starts_with(kPrefix) || !text.ends_with("=0")) return false;
   const char* const end = text.data() + text.size() - 2;
@@ -47,7 +47,7 @@ std::string environment_difference(const std::map<std::string, std::string>& rec
 
 }  // namespace
 
-std::string name_of(const Sample& sample) { return fmt::format("{}.{}", sample.micro_batch, sample.index); }
+std::string name_of(const RecordedSample& sample) { return fmt::format("{}.{}", sample.micro_batch, sample.index); }
 
 const char* replay_result_name(ReplayResult result) {
   switch (result) {
@@ -90,7 +90,7 @@ std::string Replay::Impl::open() {
 
 std::string Replay::Impl::split(const std::vector<std::string>& settings, Experiment* out) const {
   for (const std::string& text : settings) {
-    Sample sample;
+    RecordedSample sample;
     if (!parse_record(text, &sample)) {
       out->settings.push_back(text);
       continue;
@@ -200,7 +200,7 @@ void Replay::Impl::keep_experiment(const Experiment& experiment, const ReplayOut
   nlohmann::ordered_json line = {{"set", experiment.texts}, {"input", record_.content_id()}};
   if (experiment.is_subset) {
     std::vector<std::string> kept;
-    for (const Sample& sample : experiment.kept) kept.push_back(name_of(sample));
+    for (const RecordedSample& sample : experiment.kept) kept.push_back(name_of(sample));
     line["kept"] = kept;
   }
   line["batch"] = outcome.batch_sha256;

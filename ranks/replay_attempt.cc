@@ -35,7 +35,7 @@ void zero_row(RecordedTensor& tensor, std::int64_t row) {
   std::memset(tensor.bytes.data() + static_cast<std::size_t>(row) * size, 0, size);
 }
 
-void blank(const ReplayTrainer& trainer, const Sample& sample, std::vector<RecordedTensor>* batch) {
+void blank(const ReplayTrainer& trainer, const RecordedSample& sample, std::vector<RecordedTensor>* batch) {
   for (RecordedTensor& tensor : *batch) {
     if (tensor.micro_batch != sample.micro_batch || tensor.shape.empty() || sample.index >= tensor.shape[0])
       continue;
@@ -43,9 +43,9 @@ void blank(const ReplayTrainer& trainer, const Sample& sample, std::vector<Recor
   }
 }
 
-Status blank_all(const ReplayTrainer& trainer, const std::vector<Sample>& samples,
+Status blank_all(const ReplayTrainer& trainer, const std::vector<RecordedSample>& samples,
                  std::vector<RecordedTensor>* batch) {
-  for (const Sample& sample : samples) blank(trainer, sample, batch);
+  for (const RecordedSample& sample : samples) blank(trainer, sample, batch);
   return Status();
 }
 
@@ -73,7 +73,7 @@ std::int64_t count_samples(const RecordedAttempt& attempt, int micro_batch) {
 }
 
 ReplayOutcome AttemptReplay::run(const std::vector<std::string>& settings,
-                                 const std::vector<Sample>& blanked) {
+                                 const std::vector<RecordedSample>& blanked) {
   ReplayOutcome outcome;
   RecordedAttempt recorded = record_.attempt();
   recorded.settings = settings;

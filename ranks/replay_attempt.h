@@ -30,7 +30,7 @@ class AttemptReplay {
   AttemptReplay(ReplayRecord& record, const ReplayTrainer& trainer) : record_(record), trainer_(trainer) {}
 
   // `settings` without those of records. Never throws but for want of memory.
-  ReplayOutcome run(const std::vector<std::string>& settings, const std::vector<Sample>& blanked);
+  ReplayOutcome run(const std::vector<std::string>& settings, const std::vector<RecordedSample>& blanked);
 
  private:
   Status prepare(const RecordedAttempt& recorded);

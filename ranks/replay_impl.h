@@ -13,14 +13,14 @@ namespace holdfast {
 struct Experiment {
   std::vector<std::string> texts;     // settings as they were given
   std::vector<std::string> settings;  // those of the trainer
-  std::vector<Sample> blanked;
-  std::vector<Sample> kept;  // of a search: the others are blanked
+  std::vector<RecordedSample> blanked;
+  std::vector<RecordedSample> kept;  // of a search: the others are blanked
   bool is_subset = false;    // it is one of a search
 
   bool is_plain() const { return texts.empty() && !is_subset; }
 };
 
-std::string name_of(const Sample& sample);  // "0.17"
+std::string name_of(const RecordedSample& sample);  // "0.17"
 
 class Replay::Impl {
  public:
@@ -52,9 +52,9 @@ class Replay::Impl {
                        const ReplayReport& report);
 
   // ---- searches, see replay_search.cc
-  std::string find_samples(const Experiment& base, std::vector<Sample>* samples) const;
+  std::string find_samples(const Experiment& base, std::vector<RecordedSample>* samples) const;
   ReplayReport search(const Experiment& base, std::uint64_t most_replays);
-  std::string describe(const Sample& sample) const;
+  std::string id_of(const RecordedSample& sample) const;
   std::string describe_set(const ReplayReport& report, std::size_t of, std::uint64_t replays) const;
 
   const std::string bundle_;

@@ -115,14 +115,7 @@ std::string ReplayRecord::read_tensors() {
     auto& to = tensor.role() == EvidenceTensor::BATCH ? attempt_.batch : attempt_.seen;
     if (std::string why = read_recorded(*bundle_, tensor, &to.emplace_back()); !why.empty()) return why;
   }
-  for (const Omitted& omitted : origin_->omitted()) {
-    if (attempt_.batch.empty()) break;
-    const auto& names = attempt_.batch;
-    const bool of_batch = std::ranges::any_of(
-        names, [&](const RecordedTensor& tensor) { return tensor.name == omitted.what(); });
-    if (of_batch)
-      return fmt::format("a part of the batch ({}: {})", printable(omitted.what()), printable(omitted.why()));
-  }
+  for (const Omitted& omitted : origin_->omitted()) attempt_.left_out.push_back(omitted.what());
   if (!attempt_.batch.empty()) return "";
   std::string missing = "the batch of rank " + std::to_string(attempt_.rank);
   if (bundle_->manifest().compact()) missing += " (the record is compact: later incidents keep no tensors)";

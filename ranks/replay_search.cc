@@ -20,7 +20,7 @@ constexpr std::int64_t kMostSamples = 1 << 20;
 }  // namespace
 
 // All that are not blanked anyway, by micro-batch.
-std::string Replay::Impl::find_samples(const Experiment& base, std::vector<Sample>* samples) const {
+std::string Replay::Impl::find_samples(const Experiment& base, std::vector<RecordedSample>* samples) const {
   const RecordedAttempt& attempt = record_.attempt();
   std::set<int> micro_batches;
   for (const RecordedTensor& tensor : attempt.batch) micro_batches.insert(tensor.micro_batch);
@@ -32,35 +32,34 @@ std::string Replay::Impl::find_samples(const Experiment& base, std::vector<Sampl
           "common, or too large a one",
           m);
     for (std::int64_t i = 0; i < count; ++i) {
-      const Sample sample{m, i};
+      const RecordedSample sample{m, i};
       if (std::ranges::find(base.blanked, sample) == base.blanked.end()) samples->push_back(sample);
     }
   }
   return "";
 }
 
-// "0.17 (id 4711)"
-std::string Replay::Impl::describe(const Sample& sample) const {
+// " (id 4711)", or nothing where ids are not on record.
+std::string Replay::Impl::id_of(const RecordedSample& sample) const {
   const std::string* ids = record_.attempt().fact(samples_fact(sample.micro_batch));
-  std::string text = name_of(sample);
-  if (ids == nullptr) return text;
+  if (ids == nullptr) return "";
   std::istringstream all(*ids);
   std::string id;
   for (std::int64_t i = 0; i <= sample.index; ++i) {
-    if (!std::getline(all, id, ',')) return text;
+    if (!std::getline(all, id, ',')) return "";
   }
-  return text + " (id " + printable(id) + ")";
+  return " (id " + printable(id) + ")";
 }
 
 std::string Replay::Impl::describe_set(const ReplayReport& report, std::size_t of,
                                        std::uint64_t replays) const {
-  const std::vector<Sample>& samples = report.samples;
+  const std::vector<RecordedSample>& samples = report.samples;
   std::string text = fmt::format("{} of {} samples", samples.size(), of);
   if (samples.empty())
     return fmt::format("{}: it happens with all of them blanked, {} replays", text, replays);
   std::vector<std::string> shown;
   for (std::size_t i = 0; i < std::min(samples.size(), kMostSamplesShown); ++i)
-    shown.push_back(describe(samples[i]));
+    shown.push_back(name_of(samples[i]) + id_of(samples[i]));
   if (samples.size() > kMostSamplesShown)
     shown.push_back(fmt::format("{} more", samples.size() - kMostSamplesShown));
   return fmt::format(
@@ -70,7 +69,7 @@ std::string Replay::Impl::describe_set(const ReplayReport& report, std::size_t o
 
 // `base` has been made and reproduces it.
 ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_replays) {
-  std::vector<Sample> all;
+  std::vector<RecordedSample> all;
   if (const std::string missing = find_samples(base, &all); !missing.empty()) return refuse(missing);
   std::uint64_t replays = 0;
   const auto with = [&](const std::vector<std::size_t>& members) {
@@ -99,7 +98,7 @@ ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_rep
   report.is_minimal = verified && found.is_minimal;
   for (const std::size_t i : found.members) report.samples.push_back(all[i]);
   std::vector<std::string> names;
-  for (const Sample& sample : report.samples) names.push_back(name_of(sample));
+  for (const RecordedSample& sample : report.samples) names.push_back(name_of(sample));
   const std::string said = verified ? describe_set(report, all.size(), replays)
                                     : "nothing: the same records do not give the same twice";
   keep("shrunk", {{"set", base.texts},
@@ -139,8 +138,9 @@ ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, 
   }
   const std::size_t records = std::min(shrunk.samples.size(), kMostRecordsTried);
   for (std::size_t i = 0; i < records; ++i) {
-    const Sample& sample = shrunk.samples[i];
-    factors.emplace_back("record." + name_of(sample) + "=0", "record." + describe(sample) + "=0");
+    const RecordedSample& sample = shrunk.samples[i];
+    factors.emplace_back("record." + name_of(sample) + "=0",
+                         "record." + name_of(sample) + "=0" + id_of(sample));
   }
   ReplayReport report = std::move(base);
   report.samples = shrunk.samples;

@@ -41,10 +41,10 @@ struct RecordedTensor {
 };
 
 // One record of the batch: row `index` of each tensor of a micro-batch.
-struct Sample {
+struct RecordedSample {
   int micro_batch = 0;
   std::int64_t index = 0;
-  auto operator<=>(const Sample&) const = default;
+  auto operator<=>(const RecordedSample&) const = default;
 };
 
 // The attempt of one rank, the first origin of which there is a record.
@@ -58,6 +58,7 @@ struct RecordedAttempt {
   std::map<int, std::map<std::string, std::string>> facts;
   std::vector<RecordedTensor> batch;  // EvidenceRecorder::batch(), but for records that an experiment blanks
   std::vector<RecordedTensor> seen;   // EvidenceRecorder::seen()
+  std::vector<std::string> left_out;  // names of what the quota left no room for: the batch may lack a part
   std::vector<std::string> settings;  // KEY=VALUE that an experiment changes, without those of records
 
   const std::string* fact(std::string_view name) const;  // of `rank`; null when there is none
@@ -167,9 +168,9 @@ struct ReplayReport {
   // of an attempt without settings are not.
   bool same_environment = false;
   Bits bits = Bits::kNotCompared;
-  std::uint64_t measurements = 0;  // that were compared
-  std::vector<Sample> samples;     // of shrink(): the subset
-  bool is_minimal = false;         // of shrink(): without any one of them it does not happen
+  std::uint64_t measurements = 0;       // that were compared
+  std::vector<RecordedSample> samples;  // of shrink(): the subset
+  bool is_minimal = false;              // of shrink(): without any one of them it does not happen
   std::vector<std::pair<std::string, ReplayResult>> factors;  // of one_factor()
 
   int exit_code() const { return static_cast<int>(result); }
