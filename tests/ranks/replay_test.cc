@@ -263,33 +263,35 @@ TEST(Replay, AStateThatTheQuotaHasCutIsTakenFromTheCheckpointRightBefore) {
   const TempDir dir;
   TinyRun run = at_forward();
   run.policy = "evidence { bundle_quota_bytes: 320 }";
-  run.checkpoint_interval = 1;
+  run.checkpoint_interval = 1000;  // the first one is that of the beginning
+  run.clean_attempts = 0;
+  run.change = [](TinyTrainer& t) { t.steps = 9; };
   const std::string bundle = record_tiny(dir, run);
   TinyTrainer trainer;
   const ReplayReport report = replay(bundle, trainer);
   EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
   EXPECT_EQ(report.bits, Bits::kSame) << report.text;
-  EXPECT_NE(report.text.find("\nstate     of checkpoint e0001-a0000000001\n"), std::string::npos)
+  EXPECT_NE(report.text.find("\nstate     of checkpoint e0001-a0000000000\n"), std::string::npos)
       << report.text;
-  EXPECT_EQ(trainer.steps, 8u);
+  EXPECT_EQ(trainer.steps, 9u);
 
   // Elsewhere, with and without the run's folder.
-  const std::string moved = dir / "e0001-a0000000001";
+  const std::string moved = dir / "e0001-a0000000000";
   std::filesystem::rename(bundle, moved);
   std::filesystem::remove(moved + "/experiments.jsonl");
-  expect_missing(moved, trainer.replayed(), "checkpoint e0001-a0000000001 of the run is not in ");
+  expect_missing(moved, trainer.replayed(), "checkpoint e0001-a0000000000 of the run is not in ");
   const ReplayReport told = Replay(real_file_system(), moved, trainer.replayed(), dir / "run").run();
   EXPECT_EQ(told.result, ReplayResult::kReproduced) << told.text;
   std::filesystem::remove(moved + "/experiments.jsonl");
 
   // Damaged.
-  const std::string part = dir / "run/checkpoints/e0001-a0000000001/replicated.safetensors";
+  const std::string part = dir / "run/checkpoints/e0001-a0000000000/replicated.safetensors";
   std::string bytes = read_file(part);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   write_file(part, bytes);
   const ReplayReport damaged = Replay(real_file_system(), moved, trainer.replayed(), dir / "run").run();
   EXPECT_EQ(damaged.result, ReplayResult::kNotReplayable) << damaged.text;
-  EXPECT_NE(damaged.missing.find("checkpoint e0001-a0000000001 of the run is not clean: "), std::string::npos)
+  EXPECT_NE(damaged.missing.find("checkpoint e0001-a0000000000 of the run is not clean: "), std::string::npos)
       << damaged.text;
 }
 
