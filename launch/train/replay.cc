@@ -6,21 +6,18 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <limits>
 #include <memory>
 
 #include "holdfast/half.h"
 #include "holdfast/replay.h"
 #include "train/incident_evidence.h"
 #include "train/prepare.h"
-#include "train/replay_settings.h"
+#include "train/recorded_run.h"
 #include "train/replica.h"
 #include "train/text_dataset.h"
 
 namespace holdfast::train {
 namespace {
-
-constexpr int kMostMicroBatches = 1024;
 
 // What this trainer's attempt shows, under the names that its record has.
 class Forwarder final : public AttemptWatcher, public LayerTap {
@@ -47,32 +44,6 @@ class Forwarder final : public AttemptWatcher, public LayerTap {
   Stage stage_ = Stage::kInput;
   int micro_batch_ = 0;
 };
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> all;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find('\n', at), text.size());
-    all.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return all;
-}
-
-template <typename Number>
-bool parse_whole(const std::string& text, Number* value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-std::string configured(const RecordedAttempt& attempt, const std::string& name) {
-  const auto found = attempt.configuration.find(name);
-  return found == attempt.configuration.end() ? "" : found->second;
-}
-
-bool read_number(const RecordedAttempt& attempt, std::string_view name, double* value) {
-  const std::string* text = attempt.fact(name);
-  return text != nullptr && parse_exact(*text, value);
-}
 
 // In the type that the attempt reduced.
 float value_of(std::uint64_t bits, const std::string& precision) {
@@ -108,97 +79,14 @@ class Client {
 
  private:
   Status prepare(const RecordedAttempt& attempt) {
-    settings_ = {};
-    options_ = {};
-    plan_ = {};
-    sum_overflow_off_ = false;
-    if (Status s = parse_replay_settings(attempt.settings, &settings_); !s.ok()) return s;
-    if (Status s = read_options(attempt); !s.ok()) return s;
-    if (Status s = read_plan(attempt); !s.ok()) return s;
-    if (Status s = make_workload(options_, &workload_); !s.ok()) return s;
-    if (Status s = read_faults(attempt); !s.ok()) return s;
-    replica_ = std::make_unique<Replica>(options_, *workload_, MPI_COMM_SELF);
+    if (Status s = read_run(attempt, &run_); !s.ok()) return s;
+    if (Status s = make_workload(run_.options, &workload_); !s.ok()) return s;
+    if (Status s = read_faults(attempt, *workload_, &run_); !s.ok()) return s;
+    replica_ = std::make_unique<Replica>(run_.options, *workload_, MPI_COMM_SELF);
     set_batch(attempt);
-    for (std::size_t m = 0; m < plan_.rng_keys.size(); ++m) {
-      if (Status s = workload_->load_recorded(plan_.recorded[m], plan_.rng_keys[m]); !s.ok()) return s;
-    }
-    return Status();
-  }
-
-  Status read_options(const RecordedAttempt& attempt) {
-    const auto text = [&](const char* name) { return configured(attempt, name); };
-    options_.workload = text("workload");
-    options_.data.clear();  // the batch is recorded
-    options_.precision = settings_.precision.value_or(text("precision"));
-    options_.optimizer.name = text("optimizer");
-    const bool known = (options_.workload == "fashion-mnist" || options_.workload == "gpt") &&
-                       (options_.optimizer.name == "sgd" || options_.optimizer.name == "adamw") &&
-                       parse_whole(text("batch_size"), &options_.batch) &&
-                       parse_whole(text("micro_batches"), &options_.accumulate) &&
-                       parse_whole(text("seed"), &options_.seed);
-    if (!known) return Status::usage("a configuration of this program");
-    for (auto [name, to] : {std::pair{"momentum", &options_.optimizer.momentum},
-                            {"beta1", &options_.optimizer.beta1},
-                            {"beta2", &options_.optimizer.beta2},
-                            {"eps", &options_.optimizer.eps},
-                            {"weight_decay", &options_.optimizer.weight_decay}}) {
-      double value = 0;
-      if (!parse_exact(text(name), &value)) return Status::usage(std::string("the configuration's ") + name);
-      *to = static_cast<float>(value);
-    }
-    if (settings_.eps) options_.optimizer.eps = static_cast<float>(*settings_.eps);
-    return Status();
-  }
-
-  Status read_plan(const RecordedAttempt& attempt) {
-    plan_.attempt = attempt.subject.attempt;
-    plan_.rank = attempt.rank;
-    plan_.loss_scale = settings_.loss_scale.value_or(attempt.loss_scale);
-    if (!read_number(attempt, fact::kDenominator, &plan_.denominator))
-      return Status::usage("the denominator of the loss");
-    int micro_batches = 0;
-    for (const RecordedTensor& tensor : attempt.batch) {
-      if (tensor.micro_batch < kMostMicroBatches)
-        micro_batches = std::max(micro_batches, tensor.micro_batch + 1);
-    }
-    if (micro_batches != options_.accumulate) {
-      return Status::usage(
-          fmt::format("the batch of {} micro-batches: there are {}", options_.accumulate, micro_batches));
-    }
-    for (int m = 0; m < micro_batches; ++m) {
-      std::uint64_t key = 0;
-      const std::string* text = attempt.fact(std::string(fact::kRngKey) + std::to_string(m));
-      if (text == nullptr || !parse_whole(*text, &key))
-        return Status::usage("the random numbers' key of micro-batch " + std::to_string(m));
-      plan_.rng_keys.push_back(key);
-    }
-    plan_.samples.resize(plan_.rng_keys.size());
-    return Status();
-  }
-
-  // What ends a process tells nothing here.
-  Status read_faults(const RecordedAttempt& attempt) {
-    faults_.clear();
-    natural_.clear();
-    for (const std::string& text : lines(configured(attempt, "natural_faults"))) {
-      NaturalFaultSpec spec;
-      if (Status s = parse_natural_fault_spec(text, &spec); !s.ok()) return s;
-      if (settings_.natural_faults) {
-        natural_.push_back(std::move(spec));
-      } else if (spec.sum_overflow() && spec.due(plan_.rank, plan_.attempt, spec.micro)) {
-        sum_overflow_off_ = true;
-      }
-    }
-    if (!settings_.injected) return Status();
-    const FaultSurface surface = fault_surface(options_, *workload_, static_cast<int>(attempt.ranks),
-                                               std::numeric_limits<std::uint64_t>::max());
-    for (const std::string& text : lines(configured(attempt, "faults"))) {
-      Fault fault;
-      if (Status s = parse_fault(text, &fault); !s.ok()) return s;
-      if (Status s = resolve_fault(surface, &fault); !s.ok()) return s;
-      const bool hits = !fault.rank || *fault.rank == attempt.rank;
-      if (hits && (fault.kind == Fault::Kind::kValue || fault.kind == Fault::Kind::kThrow))
-        faults_.push_back(fault);
+    for (std::size_t m = 0; m < run_.plan.rng_keys.size(); ++m) {
+      if (Status s = workload_->load_recorded(run_.plan.recorded[m], run_.plan.rng_keys[m]); !s.ok())
+        return s;
     }
     return Status();
   }
@@ -217,34 +105,34 @@ class Client {
   }
 
   void set_batch(const RecordedAttempt& attempt) {
-    plan_.recorded.assign(plan_.rng_keys.size(), {});
+    run_.plan.recorded.assign(run_.plan.rng_keys.size(), {});
     for (const RecordedTensor& tensor : attempt.batch) {
-      if (tensor.micro_batch >= 0 && tensor.micro_batch < std::ssize(plan_.recorded))
-        plan_.recorded[static_cast<std::size_t>(tensor.micro_batch)].push_back(tensor);
+      if (tensor.micro_batch >= 0 && tensor.micro_batch < std::ssize(run_.plan.recorded))
+        run_.plan.recorded[static_cast<std::size_t>(tensor.micro_batch)].push_back(tensor);
     }
   }
 
   FaultInjector injector(const RecordedAttempt& attempt) const {
-    FaultInjector injector(faults_, attempt.rank);
+    FaultInjector injector(run_.faults, attempt.rank);
     injector.set_epoch(attempt.subject.epoch);
     return injector;
   }
 
   void run_attempt(const RecordedAttempt& attempt, ReplayWatcher& watcher) {
-    if (!faults_.empty()) watcher.note("injected", "faults that were put in on purpose are put in again");
+    if (!run_.faults.empty()) watcher.note("injected", "faults that were put in on purpose are put in again");
     set_batch(attempt);
     const FaultInjector faults = injector(attempt);
-    LocalAttempt local(*workload_, faults, natural_);
+    LocalAttempt local(*workload_, faults, run_.natural_faults);
     Forwarder forwarder(watcher);
     std::ranges::fill(workload_->gradients(), 0.0f);
     workload_->set_tap(&forwarder);
-    local.run(plan_, forwarder);
+    local.run(run_.plan, forwarder);
     workload_->set_tap(nullptr);
-    if (local.sum_overflow_due(plan_)) grow_to_the_limit(workload_->gradients(), options_.dtype());
+    if (local.sum_overflow_due(run_.plan)) grow_to_the_limit(workload_->gradients(), run_.options.dtype());
     std::vector<std::uint16_t> scratch;
     for (const BucketSlice& slice : workload_->layout()) {
       watcher.observe(Stage::kBackward, slice.tensor,
-                      as_reduced(workload_->gradients(), slice, options_.dtype(), &scratch));
+                      as_reduced(workload_->gradients(), slice, run_.options.dtype(), &scratch));
     }
     for (const MutableBuffer& buffer : workload_->buffers()) {
       if (!buffer.is_fp32) continue;
@@ -270,22 +158,22 @@ class Client {
       if (text == facts.end() || !text->second.starts_with("0x")) continue;
       const char* const end = text->second.data() + text->second.size();
       if (std::from_chars(text->second.data() + 2, end, bits, 16).ec != std::errc()) continue;
-      const bool made_here = rank == attempt.rank || sum_overflow_off_;
+      const bool made_here = rank == attempt.rank || run_.sum_overflow_off;
       terms.push_back(made_here ? own : value_of(bits, configured(attempt, "precision")));
     }
     if (terms.size() != attempt.ranks) return;
     float sum = 0;
     for (const float term : terms) sum = rounded(sum + term);
-    injector(attempt).corrupt_piece(Stage::kReduction, plan_.attempt, subject.tensor, subject.index,
+    injector(attempt).corrupt_piece(Stage::kReduction, run_.plan.attempt, subject.tensor, subject.index,
                                     std::span(&sum, 1));
     watcher.observe(Stage::kReduction, subject.tensor, TensorView::of(std::span(&sum, 1)), -1, subject.index);
   }
 
   float rounded(float value) const {
-    if (options_.dtype() == DType::kFloat32) return value;
+    if (run_.options.dtype() == DType::kFloat32) return value;
     std::uint16_t half = 0;
-    narrow(std::span(&value, 1), options_.dtype(), std::span(&half, 1));
-    widen(std::span(&half, 1), options_.dtype(), std::span(&value, 1));
+    narrow(std::span(&value, 1), run_.options.dtype(), std::span(&half, 1));
+    widen(std::span(&half, 1), run_.options.dtype(), std::span(&value, 1));
     return value;
   }
 
@@ -301,11 +189,12 @@ class Client {
     if (seen != nullptr && seen->bytes.size() == static_cast<std::size_t>(slice->count) * sizeof(float))
       std::memcpy(workload_->gradients().data() + slice->offset, seen->bytes.data(), seen->bytes.size());
     const UpdateScale scale{static_cast<float>(factor),
-                            static_cast<float>(settings_.learning_rate.value_or(rate))};
+                            static_cast<float>(run_.settings.learning_rate.value_or(rate))};
     const FaultInjector faults = injector(attempt);
     const auto see = [&](std::string_view part, std::size_t at, std::span<float> values) {
       const std::int64_t offset = static_cast<std::int64_t>(at) - slice->offset;
-      if (part.empty()) faults.corrupt_piece(Stage::kOptimizer, plan_.attempt, slice->tensor, offset, values);
+      if (part.empty())
+        faults.corrupt_piece(Stage::kOptimizer, run_.plan.attempt, slice->tensor, offset, values);
       const std::string name = std::string(slice->tensor) + (part.empty() ? "" : "/") + std::string(part);
       watcher.observe(Stage::kOptimizer, name, TensorView::of(values), -1, offset);
     };
@@ -339,12 +228,7 @@ class Client {
     return all;
   }
 
-  ReplaySettings settings_;
-  Options options_;
-  AttemptPlan plan_;
-  std::vector<Fault> faults_;
-  std::vector<NaturalFaultSpec> natural_;
-  bool sum_overflow_off_ = false;  // the attempt had it, and the experiment is without
+  RecordedRun run_;
   std::unique_ptr<Workload> workload_;
   std::unique_ptr<Replica> replica_;
 };
