@@ -2,10 +2,34 @@
 
 import re
 import shutil
+import subprocess
 import unittest
 
-from jobs import strict_json
+from jobs import BIN, PATIENCE, ROOT, JobTest, strict_json
 from test_evidence import BATCH, NOT_REPLAYABLE, NOT_REPRODUCED, REPRODUCED, ReplayTest
+
+
+class Example(JobTest):
+    """launch/examples/replay_minimal.cc: no MPI, no libtorch."""
+
+    def run_example(self, *words):
+        return subprocess.run([str(word) for word in (BIN / "replay_minimal", *words)], capture_output=True, text=True,
+                              timeout=PATIENCE, check=False)
+
+    def test_the_example(self):
+        run_dir = self.new_run_dir()
+        trained = self.run_example(run_dir)
+        self.assertEqual((0, 1), (trained.returncode, trained.stdout.count("attempt 50: ")), trained)
+        bundle = run_dir / "incidents" / "e0001-a0000000050"
+        self.assertEqual([bundle], list(bundle.parent.iterdir()))
+        again = self.run_example("--replay", bundle)
+        self.assertEqual((0, f"replay {bundle}: REPRODUCED"), (again.returncode, again.stdout.split("\n")[0]), again)
+        shrunk = self.run_example("--shrink", bundle)
+        self.assertIn("\nshrunk    1 of 16 samples: 0.11; ", shrunk.stdout)
+
+    def test_it_is_short(self):
+        source = ROOT / "launch" / "examples" / "replay_minimal.cc"
+        self.assertLess(len(source.read_text().splitlines()), 120)
 
 
 class Searches(ReplayTest):
