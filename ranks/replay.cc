@@ -47,7 +47,24 @@ std::string environment_difference(const std::map<std::string, std::string>& rec
 
 }  // namespace
 
-std::string name_of(const RecordedSample& sample) { return fmt::format("{}.{}", sample.micro_batch, sample.index); }
+std::string name_of(const RecordedSample& sample) {
+  return fmt::format("{}.{}", sample.micro_batch, sample.index);
+}
+
+// "0.3", "0.5-17": subsets of a search are mostly runs.
+std::vector<std::string> ranges_of(const std::vector<RecordedSample>& samples) {
+  std::vector<std::string> all;
+  for (std::size_t i = 0; i < samples.size();) {
+    std::size_t end = i + 1;
+    while (end < samples.size() && samples[end].micro_batch == samples[i].micro_batch &&
+           samples[end].index == samples[end - 1].index + 1)
+      ++end;
+    all.push_back(name_of(samples[i]));
+    if (end - i > 1) all.back() += fmt::format("-{}", samples[end - 1].index);
+    i = end;
+  }
+  return all;
+}
 
 const char* replay_result_name(ReplayResult result) {
   switch (result) {
@@ -85,7 +102,21 @@ std::string Replay::Impl::open() {
   } else {
     missing_ = record_.open();
   }
+  if (missing_.empty()) missing_ = find_batch();
   return missing_;
+}
+
+std::string Replay::Impl::find_batch() {
+  std::string missing = record_.missing_batch();
+  if (missing.empty() || !trainer_.load_batch) return missing;
+  try {
+    if (Status s = trainer_.load_batch(record_.mutable_attempt()); !s.ok())
+      return missing + "; " + printable(s.message());
+  } catch (const std::exception& error) {
+    return missing + "; " + printable(error.what());
+  }
+  batch_is_loaded_ = true;
+  return record_.missing_batch();
 }
 
 std::string Replay::Impl::split(const std::vector<std::string>& settings, Experiment* out) const {
@@ -188,6 +219,7 @@ void Replay::Impl::write_text(const Experiment& experiment, const ReplayOutcome&
            ? "every layer was finite"
            : fmt::format("last clean layer {}, first dirty {}",
                          outcome.last_clean.empty() ? "none" : outcome.last_clean, outcome.first_dirty));
+  if (batch_is_loaded_) line("batch", "made again by the trainer: the record holds none");
   if (record_.state_source() != "bundle") line("state", "of checkpoint " + record_.state_source());
   for (const std::string& setting : experiment.texts) line("set", setting);
   for (const auto& [what, said] : outcome.notes) line(what, said);
@@ -199,9 +231,7 @@ void Replay::Impl::keep_experiment(const Experiment& experiment, const ReplayOut
                                    const ReplayReport& report) {
   nlohmann::ordered_json line = {{"set", experiment.texts}, {"input", record_.content_id()}};
   if (experiment.is_subset) {
-    std::vector<std::string> kept;
-    for (const RecordedSample& sample : experiment.kept) kept.push_back(name_of(sample));
-    line["kept"] = kept;
+    line["kept"] = ranges_of(experiment.kept);
   }
   line["batch"] = outcome.batch_sha256;
   line["state"] = record_.state_source();

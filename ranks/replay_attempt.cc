@@ -89,6 +89,8 @@ ReplayOutcome AttemptReplay::run(const std::vector<std::string>& settings,
   outcome.batch_sha256 = digest_of(recorded);
   ReplayWatcher watcher;
   make(recorded, watcher);
+  outcome.missing = watcher.missing_;
+  if (!outcome.missing.empty()) return outcome;
   if (refused("weights_digest", [&] { return after = weights(), Status(); })) return outcome;
   outcome.weights_untouched = before == after;
   outcome.found = watcher.earliest();
@@ -100,18 +102,26 @@ ReplayOutcome AttemptReplay::run(const std::vector<std::string>& settings,
   return outcome;
 }
 
-// What the attempt throws outside of run() is a failure of the stage that ran last.
 void AttemptReplay::make(const RecordedAttempt& recorded, ReplayWatcher& watcher) {
+  // What is thrown outside of run().
   const auto call = [&](const auto& callback) {
-    watcher.run(watcher.stage_, [&] { callback(recorded, watcher); });
+    try {
+      callback(recorded, watcher);
+    } catch (const std::exception& error) {
+      watcher.fail(error.what());
+    } catch (...) {
+      watcher.fail("exception of unknown type");
+    }
   };
   call(trainer_.run_attempt);
-  const Stage stage = recorded.subject.stage;
-  const auto& again = stage == Stage::kReduction ? trainer_.reduce_again : trainer_.update_again;
-  if (is_made_in_part(stage) && again && !watcher.earliest()) {
-    watcher.stage_ = stage;
-    call(again);
-  }
+  const Stage stage = record_.boundary().stage;
+  if (!is_made_in_part(stage) || !record_.boundary().error.empty() || watcher.earliest()) return;
+  const bool of_sum = stage == Stage::kReduction;
+  const auto& again = of_sum ? trainer_.reduce_again : trainer_.update_again;
+  watcher.stage_ = stage;
+  if (again) call(again);
+  if (!again)
+    watcher.lacks(of_sum ? "a trainer that makes the sum again" : "a trainer that makes the update again");
 }
 
 Status AttemptReplay::prepare(const RecordedAttempt& recorded) {

@@ -15,12 +15,14 @@ struct Experiment {
   std::vector<std::string> settings;  // those of the trainer
   std::vector<RecordedSample> blanked;
   std::vector<RecordedSample> kept;  // of a search: the others are blanked
-  bool is_subset = false;    // it is one of a search
+  bool is_subset = false;            // it is one of a search
 
   bool is_plain() const { return texts.empty() && !is_subset; }
 };
 
 std::string name_of(const RecordedSample& sample);  // "0.17"
+
+std::vector<std::string> ranges_of(const std::vector<RecordedSample>& samples);
 
 class Replay::Impl {
  public:
@@ -41,6 +43,7 @@ class Replay::Impl {
  private:
   // "", or why nothing can be replayed.
   std::string open();
+  std::string find_batch();
   std::string split(const std::vector<std::string>& settings, Experiment* out) const;
   ReplayReport make(const Experiment& experiment);
   void judge(const Experiment& experiment, const ReplayOutcome& outcome, ReplayReport* report) const;
@@ -65,6 +68,7 @@ class Replay::Impl {
   ExperimentLog log_;
   std::string log_failure_;
   bool opened_ = false;
+  bool batch_is_loaded_ = false;
   std::string missing_;
 };
 

@@ -116,6 +116,10 @@ std::string ReplayRecord::read_tensors() {
     if (std::string why = read_recorded(*bundle_, tensor, &to.emplace_back()); !why.empty()) return why;
   }
   for (const Omitted& omitted : origin_->omitted()) attempt_.left_out.push_back(omitted.what());
+  return "";
+}
+
+std::string ReplayRecord::missing_batch() const {
   if (!attempt_.batch.empty()) return "";
   std::string missing = "the batch of rank " + std::to_string(attempt_.rank);
   if (bundle_->manifest().compact()) missing += " (the record is compact: later incidents keep no tensors)";

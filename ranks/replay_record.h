@@ -21,8 +21,12 @@ class ReplayRecord {
   ReplayRecord(FileSystem& files, const std::string& path, const std::string& run_dir)
       : files_(files), path_(path), run_dir_(run_dir) {}
 
-  // Reads and checks all of the bundle but the state. "", or what is missing or wrong.
+  // Reads and checks all of the bundle but the state. "", or what is missing or wrong. But for a batch
+  // that is not there: see missing_batch().
   std::string open();
+  std::string missing_batch() const;
+  // For who can make the batch again.
+  RecordedAttempt* mutable_attempt() { return &attempt_; }
 
   const std::string& path() const { return path_; }
   const std::string& content_id() const { return bundle_->content_id(); }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostSamplesShown = 32;
 constexpr std::size_t kMostRecordsTried = 32;  // by one_factor()
-constexpr std::int64_t kMostSamples = 1 << 20;
+constexpr std::int64_t kMostSamples = 1 << 16;
 
 }  // namespace
 
@@ -97,13 +97,11 @@ ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_rep
   const bool verified = report.result == ReplayResult::kReproduced;
   report.is_minimal = verified && found.is_minimal;
   for (const std::size_t i : found.members) report.samples.push_back(all[i]);
-  std::vector<std::string> names;
-  for (const RecordedSample& sample : report.samples) names.push_back(name_of(sample));
   const std::string said = verified ? describe_set(report, all.size(), replays)
                                     : "nothing: the same records do not give the same twice";
   keep("shrunk", {{"set", base.texts},
                   {"input", record_.content_id()},
-                  {"samples", names},
+                  {"samples", ranges_of(report.samples)},
                   {"of", all.size()},
                   {"replays", replays},
                   {"minimal", report.is_minimal},

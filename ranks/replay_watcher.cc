@@ -24,11 +24,20 @@ bool ReplayWatcher::run(Stage stage, const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    error_ = Boundary{stage, "", -1, {}, error.what()};
+    fail(error.what());
   } catch (...) {
-    error_ = Boundary{stage, "", -1, {}, "exception of unknown type"};
+    fail("exception of unknown type");
   }
   return !error_;
+}
+
+// The first failure counts, at the stage that ran last.
+void ReplayWatcher::fail(std::string_view what) {
+  if (!error_) error_ = Boundary{stage_, "", -1, {}, std::string(what)};
+}
+
+void ReplayWatcher::lacks(std::string_view what) {
+  if (missing_.empty()) missing_ = printable(what);
 }
 
 void ReplayWatcher::observe(Stage stage, std::string_view tensor, const TensorView& view, int micro_batch,

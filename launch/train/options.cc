@@ -86,7 +86,7 @@ Status check(const Options& options) {
       return Status::usage("--data-ends " + text + ": not RANK=ATTEMPTS, at least one attempt");
     }
   }
-  if (options.workload == "fashion-mnist" && options.data.size() != 1) {
+  if (options.replay.empty() && options.workload == "fashion-mnist" && options.data.size() != 1) {
     return Status::usage("--data: workload fashion-mnist takes one folder, not " +
                          std::to_string(options.data.size()));
   }
@@ -208,7 +208,9 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option(
       "--replay", options->replay,
       "Make the attempt of this incident (RUN_DIR/incidents/...) again, in one process, without updating "
-      "anything. Exit code: 0 REPRODUCED, 1 DIFFERENT, 2 NOT_REPRODUCED, 3 NOT_REPLAYABLE");
+      "anything. Exit code: 0 REPRODUCED, 1 DIFFERENT, 2 NOT_REPRODUCED, 3 NOT_REPLAYABLE. A state that is not in "
+      "there is taken from the checkpoint right before it, in --run-dir when the incident was moved; a batch that is "
+      "not, from --data, by its sample ids");
   app.add_option("--set", options->replay_settings,
                  "With --replay: " + replay_settings_help() + "; may be repeated");
   app.add_flag("--shrink", options->shrink,
@@ -255,7 +257,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   options->schedule.decay = decays.at(decay);
   options->schedule.total_updates = options->steps;
   options->progress = modes.at(progress);
-  if (options->data.empty()) options->data = {gpt ? kLicences : kFashionMnist};
+  if (options->data.empty() && options->replay.empty()) options->data = {gpt ? kLicences : kFashionMnist};
   options->guard = guard == "on";
   if (Status s = check(*options); !s.ok()) return s;
   if (options->run_dir.empty() && options->replay.empty()) options->run_dir = default_run_dir();

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <memory>
+#include <sstream>
 
 #include "train/incident_evidence.h"
 #include "train/prepare.h"
@@ -66,11 +68,13 @@ Status read_plan(const RecordedAttempt& attempt, RecordedRun* run) {
     if (tensor.micro_batch < kMostMicroBatches)
       micro_batches = std::max(micro_batches, tensor.micro_batch + 1);
   }
-  if (micro_batches != run->options.accumulate) {
+  if (run->options.accumulate < 1 || run->options.accumulate > kMostMicroBatches)
+    return Status::usage("a number of micro-batches that this program takes");
+  if (!attempt.batch.empty() && micro_batches != run->options.accumulate) {
     return Status::usage(
         fmt::format("the batch of {} micro-batches: there are {}", run->options.accumulate, micro_batches));
   }
-  for (int m = 0; m < micro_batches; ++m) {
+  for (int m = 0; m < run->options.accumulate; ++m) {
     std::uint64_t key = 0;
     const std::string* text = attempt.fact(std::string(fact::kRngKey) + std::to_string(m));
     if (text == nullptr || !parse_whole(*text, &key))
@@ -79,6 +83,19 @@ Status read_plan(const RecordedAttempt& attempt, RecordedRun* run) {
   }
   run->plan.samples.resize(run->plan.rng_keys.size());
   return Status();
+}
+
+bool read_ids(const RecordedAttempt& attempt, int micro_batch, std::int64_t below,
+              std::vector<std::int64_t>* ids) {
+  const std::string* text = attempt.fact(samples_fact(micro_batch));
+  if (text == nullptr) return false;
+  std::istringstream all(*text);
+  for (std::string word; std::getline(all, word, ',');) {
+    std::int64_t id = 0;
+    if (!parse_whole(word, &id) || id < 0 || id >= below) return false;
+    ids->push_back(id);
+  }
+  return !ids->empty();
 }
 
 }  // namespace
@@ -122,6 +139,32 @@ Status read_faults(const RecordedAttempt& attempt, Workload& workload, RecordedR
     const bool hits = !fault.rank || *fault.rank == attempt.rank;
     if (hits && (fault.kind == Fault::Kind::kValue || fault.kind == Fault::Kind::kThrow))
       run->faults.push_back(fault);
+  }
+  return Status();
+}
+
+Status load_batch(const std::vector<std::string>& data, RecordedAttempt* attempt) {
+  RecordedRun run;
+  std::unique_ptr<Workload> workload;
+  if (Status s = read_run(*attempt, &run); !s.ok()) return s;
+  run.options.data = data;
+  if (Status s = make_workload(run.options, &workload); !s.ok()) return s;
+  if (Status s = read_faults(*attempt, *workload, &run); !s.ok()) return s;
+  const FaultInjector none({}, attempt->rank);
+  LocalAttempt local(*workload, none, run.natural_faults);
+  for (int m = 0; m < run.options.accumulate; ++m) {
+    std::vector<std::int64_t>& ids = run.plan.samples[static_cast<std::size_t>(m)];
+    if (!read_ids(*attempt, m, workload->training_samples(), &ids))
+      return Status::usage("the sample ids of micro-batch " + std::to_string(m) +
+                           ", as this data set has them");
+    local.set_natural_faults(run.plan, m, true);
+    local.load(run.plan, m);
+    for (const BatchTensor& tensor : workload->batch_tensors()) {
+      const auto* bytes = static_cast<const char*>(tensor.view.data);
+      const auto size = static_cast<std::size_t>(tensor.view.element_count * dtype_size(tensor.view.dtype));
+      attempt->batch.push_back({tensor.name, tensor.view.dtype, tensor.shape, Bytes(bytes, size), m});
+    }
+    local.set_natural_faults(run.plan, m, false);
   }
   return Status();
 }

@@ -26,6 +26,9 @@ Status read_run(const RecordedAttempt& attempt, RecordedRun* run);
 // Once there is a model for them to strike. What would end the process is left out: it tells nothing here.
 Status read_faults(const RecordedAttempt& attempt, Workload& workload, RecordedRun* run);
 
+// Adds the batch again, from the data set and the sample ids on record. USAGE when they do not fit.
+Status load_batch(const std::vector<std::string>& data, RecordedAttempt* attempt);
+
 // "" for none.
 std::string configured(const RecordedAttempt& attempt, const std::string& name);
 // A fact that parse_exact() takes.

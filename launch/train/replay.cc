@@ -60,8 +60,11 @@ float value_of(std::uint64_t bits, const std::string& precision) {
 
 class Client {
  public:
-  ReplayTrainer trainer() {
+  // `data`: where the data set is, for a record without a batch; empty for nowhere.
+  ReplayTrainer trainer(const std::vector<std::string>& data) {
     ReplayTrainer all;
+    if (!data.empty())
+      all.load_batch = [data](RecordedAttempt* attempt) { return load_batch(data, attempt); };
     all.prepare = [this](const RecordedAttempt& attempt) { return prepare(attempt); };
     all.state = [this] { return state(); };
     all.run_attempt = [this](const RecordedAttempt& a, ReplayWatcher& watcher) { run_attempt(a, watcher); };
@@ -148,7 +151,8 @@ class Client {
   void reduce_again(const RecordedAttempt& attempt, ReplayWatcher& watcher) {
     const EvidenceSubject& subject = attempt.subject;
     const BucketSlice* slice = slice_of(workload_->layout(), subject.tensor);
-    if (slice == nullptr || subject.index < 0 || subject.index >= slice->count) return;
+    if (slice == nullptr || subject.index < 0 || subject.index >= slice->count)
+      return watcher.lacks("a tensor of this model");
     const float own =
         rounded(workload_->gradients()[static_cast<std::size_t>(slice->offset + subject.index)]);
     std::vector<float> terms;
@@ -161,7 +165,9 @@ class Client {
       const bool made_here = rank == attempt.rank || run_.sum_overflow_off;
       terms.push_back(made_here ? own : value_of(bits, configured(attempt, "precision")));
     }
-    if (terms.size() != attempt.ranks) return;
+    if (terms.size() != attempt.ranks)
+      return watcher.lacks(fmt::format("the gradients of {} ranks at the bad index: there are {}",
+                                       attempt.ranks, terms.size()));
     float sum = 0;
     for (const float term : terms) sum = rounded(sum + term);
     injector(attempt).corrupt_piece(Stage::kReduction, run_.plan.attempt, subject.tensor, subject.index,
@@ -182,12 +188,14 @@ class Client {
     const BucketSlice* slice = slice_of(workload_->layout(), attempt.subject.tensor);
     double factor = 0;
     double rate = 0;
-    if (slice == nullptr || !read_number(attempt, fact::kGradientFactor, &factor) ||
+    if (slice == nullptr) return watcher.lacks("a tensor of this model");
+    if (!read_number(attempt, fact::kGradientFactor, &factor) ||
         !read_number(attempt, fact::kLearningRate, &rate))
-      return;
+      return watcher.lacks("the learning rate and the factor of the gradient");
     const RecordedTensor* seen = attempt.find_seen("gradient/" + std::string(slice->tensor));
-    if (seen != nullptr && seen->bytes.size() == static_cast<std::size_t>(slice->count) * sizeof(float))
-      std::memcpy(workload_->gradients().data() + slice->offset, seen->bytes.data(), seen->bytes.size());
+    if (seen == nullptr || seen->bytes.size() != static_cast<std::size_t>(slice->count) * sizeof(float))
+      return watcher.lacks("the reduced gradient of " + std::string(slice->tensor));
+    std::memcpy(workload_->gradients().data() + slice->offset, seen->bytes.data(), seen->bytes.size());
     const UpdateScale scale{static_cast<float>(factor),
                             static_cast<float>(run_.settings.learning_rate.value_or(rate))};
     const FaultInjector faults = injector(attempt);
@@ -237,7 +245,7 @@ class Client {
 
 int replay(const Options& options) {
   Client client;
-  Replay replay(real_file_system(), options.replay, client.trainer(), options.run_dir);
+  Replay replay(real_file_system(), options.replay, client.trainer(options.data), options.run_dir);
   const std::vector<std::string>& settings = options.replay_settings;
   const ReplayReport report = options.shrink       ? replay.shrink(settings)
                               : options.one_factor ? replay.one_factor(settings)

@@ -129,6 +129,17 @@ class Searches(ReplayTest):
                                       r"run is not in ")
         self.assert_replay(REPRODUCED, self.replay(moved, options=["--run-dir", job.run_dir]))
 
+    def test_a_compact_record_with_its_data_and_its_checkpoint(self):
+        job = self.train("--checkpoint-interval", 1000, "--evaluate", 1, "--fault", "corrupt-record,attempt=0,rank=1",
+                         policy="evidence { full_incidents: 0 }", ranks=2, batch=BATCH, steps=2)
+        (bundle,) = self.bundles(job).values()
+        self.assert_replay(NOT_REPLAYABLE, self.replay(bundle))
+        done = self.replay(bundle, options=["--shrink", "--data", self.data])
+        self.assert_replay(REPRODUCED, done)
+        self.assertTrue(self.line(done.stdout, "shrunk").startswith(f"1 of {BATCH} samples: 0.{BATCH - 1} "), done)
+        other = self.replay(bundle, options=["--data", "/usr/share/common-licenses"])
+        self.assert_replay(NOT_REPLAYABLE, other)
+
     def test_usage(self):
         for options in (["--shrink"], ["--one-factor"]):
             self.assertEqual(64, self.launch(options).returncode, options)

@@ -129,6 +129,7 @@ TEST(Shrink, IsOnRecordAndAgainChangesNothing) {
   EXPECT_FALSE(lines[0].contains("kept"));
   EXPECT_EQ(lines[1].at("kept"), Json::array());
   EXPECT_EQ(lines[1].at("result"), "NOT_REPRODUCED");
+  EXPECT_EQ(lines[2].at("kept"), Json::array({"0.0-3"}));
   for (std::size_t i = 0; i + 1 < lines.size(); ++i)
     EXPECT_EQ(lines[i].at("batch").get<std::string>().size(), 64u);
   EXPECT_EQ(lines.back().at("event"), "shrunk");
@@ -173,6 +174,7 @@ TEST(OneFactor, AFactorThatTheTrainerRefusesIsOneThatCannotBeReplayed) {
   EXPECT_EQ(report.factors.at(0).second, ReplayResult::kNotReplayable);
   EXPECT_EQ(report.result, ReplayResult::kReproduced);
   EXPECT_NE(report.text.find("\nfactor    depth=3 "), std::string::npos);
+  EXPECT_EQ(line_of(report.text, "alone"), "alone     each takes it away: record.0.5=0 (id 105)");
 }
 
 TEST(OneFactor, SaysWhenNothingHelps) {

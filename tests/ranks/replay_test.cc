@@ -122,13 +122,15 @@ TEST(Replay, AnotherPlaceIsDifferent) {
   ReplayTrainer elsewhere = trainer.replayed();
   elsewhere.run_attempt = [](const RecordedAttempt& attempt, ReplayWatcher& watcher) {
     std::vector<float> x(32, 1.0f);
-    x[attempt.settings.empty() ? 8 : 9] = attempt.settings.size() < 2 ? kNanF : kInfF;
+    const bool moved = attempt.settings.empty() || attempt.settings[0] == "eps=0.5";
+    x[moved ? 8 : 9] = attempt.settings.size() < 2 ? kNanF : kInfF;
     watcher.observe(Stage::kInput, "x", TensorView::of(x));
   };
   Replay again(real_file_system(), bundle, elsewhere);
   EXPECT_EQ(again.run().result, ReplayResult::kDifferent);
   EXPECT_EQ(again.run().exit_code(), 1);
   EXPECT_EQ(again.run({"gain=1"}).result, ReplayResult::kReproduced);
+  EXPECT_EQ(again.run({"eps=0.5"}).result, ReplayResult::kDifferent) << "another index";
   EXPECT_EQ(again.run({"gain=1", "gain=1"}).result, ReplayResult::kDifferent) << "another class";
   elsewhere.run_attempt = [](const RecordedAttempt&, ReplayWatcher&) { throw std::runtime_error("broken"); };
   const ReplayReport thrown = Replay(real_file_system(), bundle, elsewhere).run();
@@ -332,6 +334,68 @@ TEST(Replay, ATrainerMayRefuse) {
   EXPECT_EQ(trainer.attempts, 0);
 }
 
+TEST(Replay, WhatTheAttemptLacksAndWhatNoTrainerMakesAgainIsMissing) {
+  const TempDir dir;
+  const std::string sum = record_tiny(dir, at_reduction());
+  TinyTrainer trainer;
+  ReplayTrainer lacking = trainer.replayed();
+  lacking.reduce_again = {};
+  expect_missing(sum, lacking, "a trainer that makes the sum again");
+  lacking.reduce_again = [](const RecordedAttempt&, ReplayWatcher& watcher) {
+    watcher.lacks("\x1b of rank 0");
+  };
+  expect_missing(sum, lacking, "\\x1b of rank 0");
+}
+
+TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
+  const TempDir dir;
+  TinyRun run = at_input();
+  run.policy = "evidence { full_incidents: 0 }";
+  run.checkpoint_interval = 1000;
+  run.clean_attempts = 0;
+  const std::string bundle = record_tiny(dir, run);
+  TinyTrainer trainer;
+  ReplayTrainer loading = trainer.replayed();
+  expect_missing(bundle, loading, "the batch of rank 1 (the record is compact");
+  loading.load_batch = [](RecordedAttempt*) -> Status { throw std::runtime_error("no data \x1b"); };
+  expect_missing(bundle, loading, "keep no tensors); no data \\x1b");
+  loading.load_batch = [](RecordedAttempt* attempt) {
+    EXPECT_NE(attempt->fact("samples.0"), nullptr);
+    TinyBatch batch;
+    batch.at(2, 1) = kNanF;
+    const auto bytes = [](const std::vector<float>& values) {
+      return Bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    };
+    attempt->batch = {{"x", DType::kFloat32, {kTinySamples, kTinyFeatures}, bytes(batch.x), 0},
+                      {"weight", DType::kFloat32, {kTinySamples}, bytes(batch.weight), 0}};
+    return Status();
+  };
+  const ReplayReport report = Replay(real_file_system(), bundle, loading).shrink();
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(report.samples, (std::vector<RecordedSample>{{0, 2}}));
+  EXPECT_NE(report.text.find("\nbatch     made again by the trainer: the record holds none\n"),
+            std::string::npos);
+}
+
+TEST(Replay, WhatIsThrownOutsideOfAStageIsOfTheOneThatRanLast) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, that_throws());
+  TinyTrainer trainer;
+  ReplayTrainer throwing = trainer.replayed();
+  throwing.run_attempt = [](const RecordedAttempt&, ReplayWatcher& watcher) {
+    watcher.run(Stage::kForward, [] {});
+    throw std::runtime_error("bad \x1b record");
+  };
+  EXPECT_EQ(Replay(real_file_system(), bundle, throwing).run({"gain=1"}).result, ReplayResult::kReproduced);
+  throwing.run_attempt = [](const RecordedAttempt&, ReplayWatcher& watcher) {
+    EXPECT_FALSE(watcher.run(Stage::kForward, [] { throw std::runtime_error("bad \x1b record"); }));
+    EXPECT_FALSE(watcher.run(Stage::kBackward, [] { ADD_FAILURE() << "it had failed"; }));
+    throw std::runtime_error("no output");
+  };
+  EXPECT_EQ(Replay(real_file_system(), bundle, throwing).run({"gain=1"}).result, ReplayResult::kReproduced)
+      << "the first failure counts";
+}
+
 TEST(Replay, AStateOfAnotherModelIsRefused) {
   const TempDir dir;
   const std::string bundle = record_tiny(dir, at_input());
@@ -430,12 +494,12 @@ TEST(ReplayLog, EachExperimentIsKeptOnce) {
 TEST(ReplayLog, WhatIsNoFileIsLeftAlone) {
   const TempDir dir;
   const std::string bundle = record_tiny(dir, at_input());
-  write_file(dir / "victim", "mine\n");
+  write_file(dir / "victim", "mine\nhalf a line of mine");
   std::filesystem::create_symlink(dir / "victim", bundle + "/experiments.jsonl");
   TinyTrainer trainer;
   Replay again(real_file_system(), bundle, trainer.replayed());
   const ReplayReport report = again.run();
-  EXPECT_EQ(read_file(dir / "victim"), "mine\n");
+  EXPECT_EQ(read_file(dir / "victim"), "mine\nhalf a line of mine");
   EXPECT_TRUE(report.result == ReplayResult::kNotReplayable ||
               report.text.find("\nlog       not kept: ") != std::string::npos)
       << report.text;

@@ -93,12 +93,15 @@ class ReplayWatcher {
   // As EvidenceRecorder::layer(), in the order of the computation: brackets the boundary, and no more.
   void layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor, const TensorView& values,
              int micro_batch, bool scaled);
+  // The record holds too little, or nothing that fits, to go on: it cannot be replayed, for want of `what`.
+  void lacks(std::string_view what);
   // A line of the report: "injected", "faults are put in again".
   void note(std::string_view what, std::string_view text);
 
  private:
   friend class AttemptReplay;
   ReplayWatcher();
+  void fail(std::string_view what);
   void see(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset);
   std::optional<Boundary> earliest() const;
 
@@ -107,6 +110,7 @@ class ReplayWatcher {
   std::array<std::size_t, kStageCount> tensors_{};          // that were not finite
   std::optional<Boundary> error_;
   EvidenceRecorder recorder_;
+  std::string missing_;
   std::vector<std::pair<std::string, std::string>> notes_;
 };
 
@@ -117,6 +121,10 @@ struct ReplayTrainer {
   // other settings. A configuration or setting that it cannot take is refused. May be empty: then settings
   // are.
   std::function<Status(const RecordedAttempt& attempt)> prepare;
+
+  // For a record that holds no batch (a compact one): adds to `attempt`.batch what the attempt was fed with,
+  // from the data set and the facts on record. Once. May be empty: such records are not replayed then.
+  std::function<Status(RecordedAttempt* attempt)> load_batch;
 
   // One of the two, see also `weights_digest`. The memory that attempts are made with, after prepare(): every
   // tensor and bytes of it is filled as recorded before each run, so what is no part of an attempt, such as a
@@ -130,7 +138,8 @@ struct ReplayTrainer {
   // Makes the attempt again, up to the rank's own gradients: no update. Required.
   std::function<void(const RecordedAttempt& attempt, ReplayWatcher& watcher)> run_attempt;
   // For what was found in the sum, and by the optimizer: called after an attempt that was clean, to observe()
-  // the sum at the subject's index, and the update without writing it.
+  // the sum at the subject's index, and the update without writing it. Such records cannot be replayed
+  // without.
   std::function<void(const RecordedAttempt& attempt, ReplayWatcher& watcher)> reduce_again;
   std::function<void(const RecordedAttempt& attempt, ReplayWatcher& watcher)> update_again;
 
