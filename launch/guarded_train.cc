@@ -50,7 +50,7 @@ int main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   try {
     if (parsed.ok() && !options.replay.empty()) {
-      const int code = static_cast<int>(holdfast::train::replay(options));
+      const int code = holdfast::train::replay(options);
       MPI_Finalize();
       return code;
     }

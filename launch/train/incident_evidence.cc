@@ -139,13 +139,17 @@ const BucketSlice* slice_of(std::span<const BucketSlice> layout, std::string_vie
   return nullptr;
 }
 
+std::vector<std::string> evidence_environment() {
+  return {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE",
+          "ATEN_CPU_CAPABILITY"};
+}
+
 EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload,
                                      LocalAttempt& local, const AttemptPlan& plan, const UpdateScale& scale) {
   EvidenceProviders providers;
   providers.configuration = configuration(options, world_size, workload);
   providers.injected = options.faults;
-  providers.environment = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE",
-                           "ATEN_CPU_CAPABILITY"};
+  providers.environment = evidence_environment();
   providers.batch = [&](const EvidenceSubject& subject, EvidenceRecorder& to) {
     const KeptGenerator kept(workload);
     // What the update was to be made of is in the gradients, until they are made again.

@@ -18,6 +18,9 @@ namespace holdfast::train {
 EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload,
                                      LocalAttempt& local, const AttemptPlan& plan, const UpdateScale& scale);
 
+// Variables that the bits of an attempt may depend on.
+std::vector<std::string> evidence_environment();
+
 // Names of facts and of configuration, shared with the replay.
 namespace fact {
 inline constexpr std::string_view kSamples = "samples.";  // + micro-batch: ids, "3,17,..."

@@ -74,6 +74,10 @@ Status check(const Options& options) {
   if (options.resume && !options.guard) return Status::usage("--resume needs the guard, which keeps the run");
   if (options.replay.empty() && !options.replay_settings.empty())
     return Status::usage("--set needs --replay");
+  if (options.replay.empty() && (options.shrink || options.one_factor))
+    return Status::usage("--shrink and --one-factor need --replay");
+  if (options.shrink && options.one_factor)
+    return Status::usage("--shrink or --one-factor: the latter shrinks first by itself");
   if (options.metrics_port && !options.guard) return Status::usage("--metrics-port needs the guard");
   for (const std::string& text : options.uneven_data) {
     int rank = 0;
@@ -82,7 +86,7 @@ Status check(const Options& options) {
       return Status::usage("--data-ends " + text + ": not RANK=ATTEMPTS, at least one attempt");
     }
   }
-  if (options.workload == "fashion-mnist" && options.data.size() != 1) {
+  if (options.replay.empty() && options.workload == "fashion-mnist" && options.data.size() != 1) {
     return Status::usage("--data: workload fashion-mnist takes one folder, not " +
                          std::to_string(options.data.size()));
   }
@@ -204,9 +208,17 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option(
       "--replay", options->replay,
       "Make the attempt of this incident (RUN_DIR/incidents/...) again, in one process, without updating "
-      "anything. Exit code: 0 REPRODUCED, 1 DIFFERENT, 2 NOT_REPRODUCED, 3 NOT_REPLAYABLE");
+      "anything. Exit code: 0 REPRODUCED, 1 DIFFERENT, 2 NOT_REPRODUCED, 3 NOT_REPLAYABLE. A state that is not in "
+      "there is taken from the checkpoint right before it, in --run-dir when the incident was moved; a batch that is "
+      "not, from --data, by its sample ids");
   app.add_option("--set", options->replay_settings,
                  "With --replay: " + replay_settings_help() + "; may be repeated");
+  app.add_flag("--shrink", options->shrink,
+               "With --replay: look for the fewest samples of the batch that still do it, the others replaced by "
+               "zeros without a target, and for the first layer that is not finite");
+  app.add_flag("--one-factor", options->one_factor,
+               "With --replay: try precision, loss scale, learning rate, eps, faults and each sample of the "
+               "smallest set, one at a time, and say which takes it away");
   app.add_option("--expect-ranks", options->expected_ranks, "Refuse any other number of ranks (exit code 83)")
       ->check(not_negative);
   app.add_option("--data-ends", options->uneven_data,
@@ -245,10 +257,10 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   options->schedule.decay = decays.at(decay);
   options->schedule.total_updates = options->steps;
   options->progress = modes.at(progress);
-  if (options->data.empty()) options->data = {gpt ? kLicences : kFashionMnist};
+  if (options->data.empty() && options->replay.empty()) options->data = {gpt ? kLicences : kFashionMnist};
   options->guard = guard == "on";
   if (Status s = check(*options); !s.ok()) return s;
-  if (options->run_dir.empty()) options->run_dir = default_run_dir();
+  if (options->run_dir.empty() && options->replay.empty()) options->run_dir = default_run_dir();
   return Status();
 }
 

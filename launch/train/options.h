@@ -40,6 +40,8 @@ struct Options {
   bool guard = true;
   std::string replay;                          // a bundle; "": train
   std::vector<std::string> replay_settings;    // unparsed --set
+  bool shrink = false;                         // with replay: look for the fewest samples
+  bool one_factor = false;                     // with replay: try one at a time
   std::vector<std::string> faults;             // unparsed --inject
   std::vector<std::string> natural_faults;     // unparsed --fault
   std::vector<std::uint64_t> omitted_updates;  // attempts

@@ -1,6 +1,5 @@
 #include "train/replay_settings.h"
 
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 
@@ -15,20 +14,7 @@ bool parse_not_negative(const std::string& text, std::optional<double>* out) {
   return true;
 }
 
-// "record.0.17"
-bool parse_record(const std::string& key, std::pair<int, std::int64_t>* out) {
-  constexpr std::string_view kPrefix = "record.";
-  if (!key.starts_with(kPrefix)) return false;
-  const char* at = key.data() + kPrefix.size();
-  const char* const end = key.data() + key.size();
-  const auto micro = std::from_chars(at, end, out->first);
-  if (micro.ec != std::errc() || micro.ptr == end || *micro.ptr != '.') return false;
-  const auto record = std::from_chars(micro.ptr + 1, end, out->second);
-  return record.ec == std::errc() && record.ptr == end && out->first >= 0 && out->second >= 0;
-}
-
 bool apply(const std::string& key, const std::string& value, ReplaySettings* out) {
-  std::pair<int, std::int64_t> record;
   if (key == "precision" && (value == "fp32" || value == "fp16" || value == "bf16")) {
     out->precision = value;
     return true;
@@ -42,10 +28,6 @@ bool apply(const std::string& key, const std::string& value, ReplaySettings* out
   }
   if (key == "natural_faults" && value == "off") {
     out->natural_faults = false;
-    return true;
-  }
-  if (value == "0" && parse_record(key, &record)) {
-    out->repaired.push_back(record);
     return true;
   }
   return false;
@@ -65,7 +47,7 @@ Status parse_replay_settings(const std::vector<std::string>& texts, ReplaySettin
 
 std::string replay_settings_help() {
   return "precision=fp32|fp16|bf16, loss_scale=X, learning_rate=X, eps=X, injected=off, natural_faults=off, "
-         "record.MICRO.INDEX=0 (that record of the batch becomes zeros)";
+         "record.MICRO.INDEX=0 (that record of the batch becomes zeros, without a target)";
 }
 
 }  // namespace holdfast::train

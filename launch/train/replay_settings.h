@@ -1,10 +1,9 @@
-// What an experiment changes of a record: --set KEY=VALUE.
+// What an experiment changes of a record: --set KEY=VALUE. Records of the batch are the library's, see
+// Replay::run().
 #pragma once
 
-#include <map>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "holdfast/collectives/status.h"
@@ -18,7 +17,6 @@ struct ReplaySettings {
   std::optional<double> eps;
   bool injected = true;  // faults that were put in are put in again
   bool natural_faults = true;
-  std::vector<std::pair<int, std::int64_t>> repaired;  // records (micro-batch, index) replaced by zeros
 };
 
 // USAGE, naming what cannot be taken.

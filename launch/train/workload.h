@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "holdfast/replay.h"
 #include "holdfast/step_guard.h"
 #include "train/natural_fault.h"
 
@@ -26,14 +27,6 @@ struct BatchTensor {
   std::string name;
   TensorView view;  // `shape` refers to `shape` below
   std::vector<std::int64_t> shape;
-};
-
-// One of those, from a record.
-struct RecordedTensor {
-  std::string name;
-  DType dtype = DType::kFloat32;
-  std::vector<std::int64_t> shape;
-  std::string bytes;
 };
 
 // Sees what each layer makes, and the gradient that it gets.

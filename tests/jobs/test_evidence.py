@@ -110,10 +110,13 @@ class EvidenceTest(JobTest):
         said = strict_json(self.holdfast("incident", "verify", job.run_dir, "--json"))
         self.assertEqual((True, [True] * count), (said["clean"], [bundle["clean"] for bundle in said["bundles"]]), said)
 
-    def replay(self, bundle, *settings):
-        words = [BIN / "guarded_train", "--replay", bundle, *(word for text in settings for word in ("--set", text))]
-        return subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              timeout=PATIENCE, check=False)
+    def launch(self, words):
+        """guarded_train, without mpirun."""
+        return subprocess.run([str(word) for word in (BIN / "guarded_train", *words)], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+
+    def replay(self, bundle, *settings, options=()):
+        return self.launch(["--replay", bundle, *(word for text in settings for word in ("--set", text)), *options])
 
     def assert_replay(self, code, done):
         self.assertEqual((code, RESULTS[code]), (done.returncode, done.stdout.split("\n")[0].rpartition(": ")[2]), done)

@@ -1,0 +1,49 @@
+#include "experiment_log.h"
+
+#include <sstream>
+
+#include "holdfast/coord/printable.h"
+
+namespace holdfast {
+namespace {
+
+constexpr std::uint64_t kLargestLog = 64 << 20;
+
+// As text: a line that somebody else put there need not be anything that can be parsed.
+std::string without_time(const std::string& line) {
+  constexpr std::string_view kKey = "\"time\":\"";
+  const auto begin = line.find(kKey);
+  const auto end = begin == std::string::npos ? begin : line.find('"', begin + kKey.size());
+  return end == std::string::npos ? line : line.substr(0, begin + kKey.size()) + line.substr(end);
+}
+
+}  // namespace
+
+Status ExperimentLog::open() {
+  const FileKind kind = files_.kind(path_);
+  if (kind != FileKind::kNone && kind != FileKind::kFile)
+    return Status::internal(printable(path_) + " is no regular file");
+  if (kind == FileKind::kFile) {
+    if (Status s = drop_half_line(path_); !s.ok()) return s;
+    std::string text;
+    if (Status s = read_file(files_, path_, kLargestLog, &text); !s.ok()) return s;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) known_.insert(without_time(line));
+  }
+  if (Status s = log_.open(path_); !s.ok()) return s;
+  is_open_ = true;
+  return Status();
+}
+
+Status ExperimentLog::keep(const std::string& name, const nlohmann::ordered_json& fields) {
+  if (!is_open_) {
+    if (Status s = open(); !s.ok()) return s;
+  }
+  nlohmann::ordered_json line = {{"event", name}, {"time", ""}};  // as EventLog writes it
+  line.update(fields);
+  const std::string text = line.dump(-1, ' ', true, nlohmann::ordered_json::error_handler_t::replace);
+  if (!known_.insert(without_time(text)).second) return Status();
+  return log_.append(name, fields);
+}
+
+}  // namespace holdfast

@@ -1,0 +1,283 @@
+#include "holdfast/replay.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <exception>
+
+#include "holdfast/coord/printable.h"
+#include "replay_impl.h"
+#include "run_environment.h"
+
+namespace holdfast {
+namespace {
+
+// "record.0.17=0"
+bool parse_record(std::string_view text, RecordedSample* out) {
+  constexpr std::string_view kPrefix = "record.";
+  if (!text.starts_with(kPrefix) || !text.ends_with("=0")) return false;
+  const char* const end = text.data() + text.size() - 2;
+  const auto micro = std::from_chars(text.data() + kPrefix.size(), end, out->micro_batch);
+  if (micro.ec != std::errc() || micro.ptr == end || *micro.ptr != '.') return false;
+  const auto index = std::from_chars(micro.ptr + 1, end, out->index);
+  return index.ec == std::errc() && index.ptr == end && out->micro_batch >= 0 && out->index >= 0;
+}
+
+bool is_compared(std::string_view name) {
+  return name.starts_with("fingerprint.") || name.starts_with("variable.");
+}
+
+// What differs, printable; "" for nothing.
+std::string environment_difference(const std::map<std::string, std::string>& recorded,
+                                   const std::map<std::string, std::string>& here) {
+  if (recorded.empty()) return "what it was is not on record";
+  const auto of = [](const std::map<std::string, std::string>& all, const std::string& name) {
+    const auto at = all.find(name);
+    return at == all.end() ? std::string("not set") : printable(at->second);
+  };
+  for (const auto* names : {&recorded, &here}) {
+    for (const auto& [name, value] : *names) {
+      if (!is_compared(name) || of(recorded, name) == of(here, name)) continue;
+      return fmt::format("{} was {}, here it is {}", printable(name), of(recorded, name), of(here, name));
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string name_of(const RecordedSample& sample) {
+  return fmt::format("{}.{}", sample.micro_batch, sample.index);
+}
+
+// "0.3", "0.5-17": subsets of a search are mostly runs.
+std::vector<std::string> ranges_of(const std::vector<RecordedSample>& samples) {
+  std::vector<std::string> all;
+  for (std::size_t i = 0; i < samples.size();) {
+    std::size_t end = i + 1;
+    while (end < samples.size() && samples[end].micro_batch == samples[i].micro_batch &&
+           samples[end].index == samples[end - 1].index + 1)
+      ++end;
+    all.push_back(name_of(samples[i]));
+    if (end - i > 1) all.back() += fmt::format("-{}", samples[end - 1].index);
+    i = end;
+  }
+  return all;
+}
+
+const char* replay_result_name(ReplayResult result) {
+  switch (result) {
+    case ReplayResult::kReproduced: return "REPRODUCED";
+    case ReplayResult::kDifferent: return "DIFFERENT";
+    case ReplayResult::kNotReproduced: return "NOT_REPRODUCED";
+    case ReplayResult::kNotReplayable: return "NOT_REPLAYABLE";
+  }
+  return "UNKNOWN";
+}
+
+std::string samples_fact(int micro_batch) { return "samples." + std::to_string(micro_batch); }
+
+const std::string* RecordedAttempt::fact(std::string_view name) const {
+  const auto of_rank = facts.find(rank);
+  if (of_rank == facts.end()) return nullptr;
+  const auto found = of_rank->second.find(std::string(name));
+  return found == of_rank->second.end() ? nullptr : &found->second;
+}
+
+const RecordedTensor* RecordedAttempt::find_seen(std::string_view name) const {
+  const auto found = std::ranges::find(seen, name, &RecordedTensor::name);
+  return found == seen.end() ? nullptr : &*found;
+}
+
+// ---- one replay
+
+std::string Replay::Impl::open() {
+  if (opened_) return missing_;
+  opened_ = true;
+  if (!trainer_.run_attempt || (!trainer_.state && !trainer_.load_state) ||
+      (!trainer_.state && !trainer_.weights_digest)) {
+    missing_ =
+        "a trainer that can make an attempt (run_attempt), load its state and prove its weights untouched";
+  } else {
+    missing_ = record_.open();
+  }
+  if (missing_.empty()) missing_ = find_batch();
+  return missing_;
+}
+
+std::string Replay::Impl::find_batch() {
+  std::string missing = record_.missing_batch();
+  if (missing.empty() || !trainer_.load_batch) return missing;
+  try {
+    if (Status s = trainer_.load_batch(record_.mutable_attempt()); !s.ok())
+      return missing + "; " + printable(s.message());
+  } catch (const std::exception& error) {
+    return missing + "; " + printable(error.what());
+  }
+  batch_is_loaded_ = true;
+  return record_.missing_batch();
+}
+
+std::string Replay::Impl::split(const std::vector<std::string>& settings, Experiment* out) const {
+  for (const std::string& text : settings) {
+    RecordedSample sample;
+    if (!parse_record(text, &sample)) {
+      out->settings.push_back(text);
+      continue;
+    }
+    const auto holds = [&](const RecordedTensor& tensor) {
+      return tensor.micro_batch == sample.micro_batch && !tensor.shape.empty() &&
+             sample.index < tensor.shape[0];
+    };
+    if (std::ranges::none_of(record_.attempt().batch, holds))
+      return printable(text) + ": the batch has no such record";
+    out->blanked.push_back(sample);
+  }
+  return "";
+}
+
+ReplayReport Replay::Impl::refuse(const std::string& missing) const {
+  ReplayReport report;
+  report.missing = missing;
+  report.text = fmt::format("replay {}: NOT_REPLAYABLE\nmissing   {}\n", printable(record_.path()), missing);
+  return report;
+}
+
+ReplayReport Replay::Impl::make(const Experiment& experiment) {
+  const ReplayOutcome outcome = attempts_.run(experiment.settings, experiment.blanked);
+  if (!outcome.missing.empty()) return refuse(outcome.missing);
+  ReplayReport report;
+  judge(experiment, outcome, &report);
+  report.recorded = record_.boundary();
+  report.found = outcome.found;
+  report.last_clean = outcome.last_clean;
+  report.first_dirty = outcome.first_dirty;
+  if (!outcome.weights_untouched) {
+    report.result = ReplayResult::kNotReplayable;
+    report.missing = "an attempt that leaves the weights as they are: this one has changed them";
+  } else {
+    keep_experiment(experiment, outcome, report);
+  }
+  write_text(experiment, outcome, &report);
+  return report;
+}
+
+// Of an experiment with settings nobody expects the bits of the attempt.
+void Replay::Impl::judge(const Experiment& experiment, const ReplayOutcome& outcome,
+                         ReplayReport* report) const {
+  const Boundary& recorded = record_.boundary();
+  report->result = ReplayResult::kNotReproduced;
+  report->same_environment = environment_difference().empty();
+  if (!outcome.found) return;
+  const Boundary& found = *outcome.found;
+  // Fewer records may leave some classes out.
+  const bool same = experiment.is_subset
+                        ? same_place(found, recorded) && within_classes(found.counts, recorded.counts)
+                        : same_boundary(found, recorded);
+  report->result = same ? ReplayResult::kReproduced : ReplayResult::kDifferent;
+  if (!experiment.is_plain() || report->result != ReplayResult::kReproduced) return;
+  report->measurements = outcome.bits.compared;
+  const bool same_counts = is_made_in_part(recorded.stage) || found.counts == recorded.counts;
+  if (!same_counts || !outcome.bits.first_difference.empty()) {
+    report->bits = Bits::kDiffer;
+    if (report->same_environment) report->result = ReplayResult::kDifferent;
+  } else if (outcome.bits.compared > 0) {
+    report->bits = Bits::kSame;
+  }
+}
+
+// Made only of what judge() found to be the same place.
+std::string Replay::Impl::describe_bits(const ReplayReport& report, const ReplayOutcome& outcome) const {
+  std::string text = "not recorded";
+  if (report.bits == Bits::kSame) text = fmt::format("the same in all {} measurements", report.measurements);
+  if (report.bits == Bits::kDiffer) {
+    const std::string& first = outcome.bits.first_difference;
+    text = "differ, first in " + (first.empty() ? "the counts" : first);
+  }
+  const std::string other = environment_difference();
+  return text + (other.empty() ? "; the environment is the recorded one" : "; another environment: " + other);
+}
+
+void Replay::Impl::write_text(const Experiment& experiment, const ReplayOutcome& outcome,
+                              ReplayReport* report) const {
+  const Boundary& recorded = record_.boundary();
+  std::string& text = report->text;
+  text = fmt::format("replay {}: {}\n", printable(record_.path()), replay_result_name(report->result));
+  const auto line = [&](std::string_view what, std::string_view said) {
+    text += fmt::format("{:<9} {}\n", printable(what), printable(said));
+  };
+  if (!report->missing.empty()) line("missing", report->missing);
+  line("recorded", fmt::format("rank {}, {}", record_.attempt().rank, recorded.describe()));
+  line("replayed", outcome.found ? outcome.found->describe() : "everything was finite");
+  if (report->result == ReplayResult::kReproduced || report->bits == Bits::kDiffer) {
+    line("place", "the same stage, tensor, index and classes");
+    if (experiment.is_plain()) line("bits", describe_bits(*report, outcome));
+  }
+  line("layers",
+       outcome.first_dirty.empty()
+           ? "every layer was finite"
+           : fmt::format("last clean layer {}, first dirty {}",
+                         outcome.last_clean.empty() ? "none" : outcome.last_clean, outcome.first_dirty));
+  if (batch_is_loaded_) line("batch", "made again by the trainer: the record holds none");
+  if (record_.state_source() != "bundle") line("state", "of checkpoint " + record_.state_source());
+  for (const std::string& setting : experiment.texts) line("set", setting);
+  for (const auto& [what, said] : outcome.notes) line(what, said);
+  line("weights", outcome.weights_untouched ? "untouched" : "CHANGED");
+  if (!log_failure_.empty()) line("log", "not kept: " + log_failure_);
+}
+
+void Replay::Impl::keep_experiment(const Experiment& experiment, const ReplayOutcome& outcome,
+                                   const ReplayReport& report) {
+  nlohmann::ordered_json line = {{"set", experiment.texts}, {"input", record_.content_id()}};
+  if (experiment.is_subset) {
+    line["kept"] = ranges_of(experiment.kept);
+  }
+  line["batch"] = outcome.batch_sha256;
+  line["state"] = record_.state_source();
+  line["result"] = replay_result_name(report.result);
+  line["found"] = outcome.found ? outcome.found->describe() : "everything was finite";
+  keep("replayed", line);
+}
+
+void Replay::Impl::keep(const std::string& name, const nlohmann::ordered_json& fields) {
+  if (Status s = log_.keep(name, fields); !s.ok()) log_failure_ = s.message();
+}
+
+std::string Replay::Impl::environment_difference() const {
+  return holdfast::environment_difference(record_.environment(), describe_environment(trainer_.environment));
+}
+
+ReplayReport Replay::Impl::run(const std::vector<std::string>& settings) {
+  Experiment experiment;
+  experiment.texts = settings;
+  std::string missing = open();
+  if (missing.empty()) missing = split(settings, &experiment);
+  return missing.empty() ? make(experiment) : refuse(missing);
+}
+
+// ---- the public face
+
+Replay::Replay(FileSystem& files, std::string bundle, ReplayTrainer trainer, std::string run_dir)
+    : impl_(std::make_unique<Impl>(files, std::move(bundle), std::move(trainer), std::move(run_dir))) {}
+Replay::~Replay() = default;
+
+ReplayReport Replay::run(const std::vector<std::string>& settings) try {
+  return impl_->run(settings);
+} catch (const std::exception& error) {
+  return impl_->refuse(printable(error.what()));
+}
+
+ReplayReport Replay::shrink(const std::vector<std::string>& settings, std::uint64_t most_replays) try {
+  return impl_->shrink(settings, most_replays);
+} catch (const std::exception& error) {
+  return impl_->refuse(printable(error.what()));
+}
+
+ReplayReport Replay::one_factor(const std::vector<std::string>& settings, std::uint64_t most_replays) try {
+  return impl_->one_factor(settings, most_replays);
+} catch (const std::exception& error) {
+  return impl_->refuse(printable(error.what()));
+}
+
+}  // namespace holdfast
