@@ -46,6 +46,8 @@ int main(int argc, char** argv) {
     if (rank == nullptr || std::string(rank) == "0") std::fputs(help.c_str(), stdout);
     return 0;
   }
+  // One process by itself. Open MPI would start a daemon for it, in a folder that replays at the same time would share.
+  if (!options.replay.empty()) setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
   int provided = MPI_THREAD_SINGLE;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   try {

@@ -176,9 +176,18 @@ std::string ReplayRecord::read_checkpoint() {
     return fmt::format("{} is not clean: {}", where, report.faults.empty() ? "" : report.faults.front());
   Manifest generation;
   if (Status s = read_manifest(files_, checkpoints, id, &generation); !s.ok()) return s.message();
+  std::optional<std::uint32_t> group;
+  for (const Part& part : generation.parts()) {
+    if (part.has_group() && part.has_rank() && part.rank() == attempt_.rank) group = part.group();
+  }
+  if (generation.groups_size() > 0 && !group) {
+    return fmt::format("{} has state of {} replica groups, and does not say of which rank {} is", where,
+                       generation.groups_size(), attempt_.rank);
+  }
   std::map<std::string, RecordedTensor> state;
   for (const Part& part : generation.parts()) {
     if (part.has_rank() && part.rank() != attempt_.rank) continue;
+    if (part.has_group() && part.group() != group) continue;
     PartReader reader;
     if (Status s = reader.open(files_, folder, part); !s.ok()) return s.message();
     for (int i = 0; i < reader.tensors(); ++i) {

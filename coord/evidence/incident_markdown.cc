@@ -293,6 +293,8 @@ std::string next_commands(const BundleManifest& manifest, std::string bundle_pat
   text += "```\n";
   text += fmt::format("holdfast incident verify {}     # is the evidence whole?\n", bundle);
   text += fmt::format("guarded_train --replay {}     # does it happen again?\n", bundle);
+  text += fmt::format("guarded_train --replay {} --shrink     # which samples does it take?\n", bundle);
+  text += fmt::format("guarded_train --replay {} --one-factor     # what makes it go away?\n", bundle);
   if (is_held(manifest)) {
     text += fmt::format(
         "holdfast ack {} --owner WHO --note WHY     # when it is understood: until then no restart\n", run);

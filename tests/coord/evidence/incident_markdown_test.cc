@@ -35,7 +35,9 @@ TEST(IncidentMarkdown, SaysWhatHappenedWhereWhatWasDoneAndByWhom) {
         "- owner of the run: `ana`\n- owner of stage `backward`: `kim`\n- ticket: `RUN-142`\n",
         "proves no cause", "- precision: not recorded by the trainer\n",
         "holdfast incident verify runs/long/incidents/e0001-a0000001842 ",
-        "guarded_train --replay runs/long/incidents/e0001-a0000001842 ",
+        "guarded_train --replay runs/long/incidents/e0001-a0000001842  ",
+        "guarded_train --replay runs/long/incidents/e0001-a0000001842 --shrink ",
+        "guarded_train --replay runs/long/incidents/e0001-a0000001842 --one-factor ",
         "report.json, by the contract training-incident-v1: `CONTINUE_BOUNDED_DIAGNOSTICS`, "
         "`hold-and-inspect-gradient-path-and-loss-scaling`."}) {
     EXPECT_TRUE(holds(text, part)) << part << "\n" << text;
