@@ -146,8 +146,7 @@ TEST_F(NcclAbort, LeavesTheSkipFlagSetBehindASumThatWasCutShort) {
   ASSERT_TRUE(NcclCollective::make_id(&id).ok());
   on_threads(2, [&](int rank) {
     std::unique_ptr<NcclCollective> collective;
-    ASSERT_TRUE(
-        NcclCollective::create(id, rank, 2, rank, nccl_options(milliseconds(2000)), &collective).ok());
+    ASSERT_TRUE(NcclCollective::create(id, rank, 2, rank, nccl_options(), &collective).ok());
     const cudaStream_t stream = stand_in::make_stream(rank);
     std::uint64_t* lanes = stand_in::make_lanes(rank);
     Record sum;
@@ -195,7 +194,8 @@ TEST_F(NcclAbort, IsWhatTheDestructorDoesWhenTheOthersDoNotEnd) {
   std::unique_ptr<NcclCollective> forgotten;
   on_threads(2, [&](int rank) {
     std::unique_ptr<NcclCollective> collective;
-    ASSERT_TRUE(NcclCollective::create(id, rank, 2, rank, nccl_options(milliseconds(300)), &collective).ok());
+    ASSERT_TRUE(
+        NcclCollective::create(id, rank, 2, rank, nccl_options(milliseconds(3000)), &collective).ok());
     if (rank == 1) {
       forgotten = std::move(collective);
       return;

@@ -484,6 +484,7 @@ ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   communicator->ended = true;
   communicator->aborted = true;
   communicator->pending = nullptr;
+  communicator->clique->finalizing.insert(communicator->rank);  // nobody waits for it
   return fault ? ncclSystemError : ncclSuccess;
 }
 
