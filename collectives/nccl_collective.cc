@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <climits>
 #include <cstring>
 #include <map>
+#include <new>
 
 #include "nccl_link.h"
 
@@ -48,6 +50,8 @@ Status NcclCollective::create(const Bytes& id, int rank, int size, int device, c
     return Status::usage("a NCCL id has " + std::to_string(sizeof(theirs.internal)) + " bytes, this one " +
                          std::to_string(id.size()) + ": was it made by make_id(), and handed out whole?");
   }
+  if (id.find_first_not_of('\0') == Bytes::npos)
+    return Status::usage("the NCCL id is all zeros: none was made, see what make_id() said on its rank");
   if (size < 1 || rank < 0 || rank >= size) {
     return Status::usage("rank " + std::to_string(rank) + " of " + std::to_string(size) + " ranks");
   }
@@ -154,11 +158,22 @@ Status NcclCollective::gather(const Bytes& mine, std::vector<Bytes>* all, int mo
   if (keep[0]) gathered[0] = mine;
   for (std::size_t r = 1; r < sizes.size(); ++r) {
     if (!keep[r]) continue;
-    gathered[r].resize(sizes[r]);
+    if (Status s = make_room(sizes[r], &gathered[r]); !s.ok()) return s;
     if (Status s = receive_from(static_cast<int>(r), &gathered[r]); !s.ok()) return s;
   }
   *all = std::move(gathered);
   return Status();
+}
+
+// Others wait for this rank in the next step: without memory for it the group has failed.
+Status NcclCollective::make_room(std::uint64_t size, Bytes* bytes) {
+  if (size > INT_MAX) return link_->fail("a message of over 2 GiB");
+  try {
+    bytes->resize(size);
+    return Status();
+  } catch (const std::bad_alloc&) {
+    return link_->fail("no memory for a message of " + std::to_string(size) + " bytes");
+  }
 }
 
 Status NcclCollective::send_to_root(const Bytes& bytes) {
@@ -200,7 +215,9 @@ Status NcclCollective::broadcast(Bytes* bytes) {
   };
   std::uint64_t size = bytes->size();
   if (Status s = from_root(&size, sizeof(size)); !s.ok()) return s;
-  Bytes told = rank_ == 0 ? *bytes : Bytes(size, '\0');
+  Bytes told;
+  if (Status s = make_room(size, &told); !s.ok()) return s;
+  if (rank_ == 0) told = *bytes;
   for (std::size_t at = 0; at < size; at += NcclLink::kChunk) {
     Status s = from_root(told.data() + at, std::min<std::size_t>(NcclLink::kChunk, size - at));
     if (!s.ok()) return s;

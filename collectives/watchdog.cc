@@ -9,6 +9,7 @@
 #include <future>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "byte_codec.h"
@@ -74,10 +75,17 @@ RankIdentity identity(int rank) {
 void call_within(milliseconds time, std::function<void()> work) {
   auto done = std::make_shared<std::promise<void>>();
   auto finished = done->get_future();
-  std::thread([done, work = std::move(work)] {
-    work();
-    done->set_value();
-  }).detach();
+  try {
+    std::thread([done, work = std::move(work)] {
+      try {
+        work();
+      } catch (...) {  // must not keep this process from leaving with its exit code
+      }
+      done->set_value();
+    }).detach();
+  } catch (const std::system_error&) {
+    return;  // no thread can be had
+  }
   finished.wait_for(time);
 }
 
@@ -118,6 +126,7 @@ class Watchdog::Impl {
   }
 
   ProgressBoard board_;
+  std::atomic<bool> group_failed_{false};
 
  private:
   bool is_server(const Team& team) const { return self_.rank == 0 || self_.rank == team.deputy; }
@@ -307,8 +316,9 @@ void Watchdog::Impl::on_tick() {
     }
   }
   if (options_.asked_to_end && options_.asked_to_end()) end_soon();
-  if (clock_.overdue()) {
-    if (dialers_.empty() && !lookout_) leave_alone();
+  const bool overdue = clock_.overdue();
+  if (overdue && dialers_.empty() && !lookout_) leave_alone();
+  if (overdue || group_failed_) {
     raise_suspicion();
   } else {
     since_suspicion_ = 0;
@@ -482,5 +492,6 @@ Watchdog::Watchdog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Watchdog::~Watchdog() = default;
 
 ProgressBoard& Watchdog::board() { return impl_->board_; }
+void Watchdog::group_failed() { impl_->group_failed_ = true; }
 
 }  // namespace holdfast

@@ -226,13 +226,13 @@ Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Byt
   return incident;
 }
 
-// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it is the
-// watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
+// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it
+// is the watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
 Decision StepGuard::Impl::broken(const Status& status) {
   Decision decision{Action::kAbort, status.code(), status.message()};
   decision.agreed = false;
   if (status.code() == StatusCode::kRankMissing && asks_peers_) {
-    transport_failed_ = true;
+    watchdog_->group_failed();
     std::this_thread::sleep_for(kInquiryTime);
   }
   if (coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);

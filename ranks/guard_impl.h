@@ -6,7 +6,6 @@
 //   guard_checkpoints.cc  checkpoints, going back to them, the proof that replicas agree and the sweep
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -111,8 +110,7 @@ class StepGuard::Impl {
   bool proof_wanted_ = false;             // in the next attempt, whatever the schedule says
   bool proves_ = false;                   // the running attempt carries a proof
   bool asks_peers_ = false;               // the watchdogs talk to each other
-  std::atomic<bool> transport_failed_{false};
-  std::unique_ptr<Watchdog> watchdog_;  // last: its thread ends first
+  std::unique_ptr<Watchdog> watchdog_;    // last: its thread ends first
 
  private:
   std::uint64_t agreement_lane() const;

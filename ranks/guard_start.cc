@@ -33,9 +33,7 @@ Status StepGuard::Impl::start_watchdog() {
   options.floor = milliseconds(policy_.attempt_deadline_floor_seconds());
   options.side_channel = side_channel;
   asks_peers_ = side_channel && collective_.size() > 1;
-  options.asked_to_end = [this, asked = options_.asked_to_end] {
-    return transport_failed_ || (asked && asked());
-  };
+  options.asked_to_end = options_.asked_to_end;
   options.before_leaving = options_.before_leaving;
   if (coordinator_) {
     options.heard = [coordinator = coordinator_.get()](std::vector<RankReport> reports) {

@@ -1,5 +1,7 @@
 #include "layout_agreement.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -7,30 +9,19 @@
 namespace holdfast {
 namespace {
 
-// FNV-1a, 64 bits, over everything a layout is made of; the lengths of names keep neighbours apart.
-class LayoutHash {
- public:
-  void add(std::string_view bytes) {
-    for (const char c : bytes) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
-  void add(std::int64_t number) {
-    for (int i = 0; i < 8; ++i) add(std::string(1, static_cast<char>(number >> (8 * i))));
-  }
-  std::uint64_t value() const { return hash_; }
-
- private:
-  std::uint64_t hash_ = 0xcbf29ce484222325u;
-};
-
+// Of everything a layout is made of; the lengths of names keep neighbours apart.
 std::uint64_t hash_of(std::span<const BucketSlice> layout) {
-  LayoutHash hash;
+  std::string bytes;
+  const auto add = [&](std::int64_t number) {
+    for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(number >> (8 * i)));
+  };
   for (const BucketSlice& slice : layout) {
-    hash.add(static_cast<std::int64_t>(slice.tensor.size()));
-    hash.add(slice.tensor);
-    hash.add(slice.offset);
-    hash.add(slice.count);
+    add(static_cast<std::int64_t>(slice.tensor.size()));
+    bytes += slice.tensor;
+    add(slice.offset);
+    add(slice.count);
   }
-  return hash.value();
+  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {

@@ -1,9 +1,9 @@
 // A guarded trainer whose own transport is Gloo, the one of PyTorch's process groups on CPUs: no MPI, no
 // launcher. The guard rides on it through three C callbacks, of which only the all-reduce is needed.
 //
-//   for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 gloo_minimal STORE [RUN_DIR] & done; wait
+//   for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 gloo_minimal STORE [RUN_DIR [R]] & done; wait
 //
-// STORE is an empty folder that all ranks see, in which they find each other.
+// STORE is an empty folder that all ranks see, in which they find each other. Rank R throws at attempt 100.
 #include <gloo/allreduce.h>
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "examples/least_squares.h"
@@ -52,7 +53,7 @@ holdfast_callbacks callbacks_over(GlooContext& context) {
   return callbacks;
 }
 
-int train(GlooContext context, const char* run_dir) {
+int train(GlooContext context, const char* run_dir, int throwing_rank) {
   std::unique_ptr<holdfast::Collective> collective;
   holdfast::Status status = holdfast::CallbackCollective::create(callbacks_over(context), &collective);
   std::unique_ptr<StepGuard> guard;
@@ -70,12 +71,17 @@ int train(GlooContext context, const char* run_dir) {
   for (int attempt = 0; attempt < least_squares::kAttempts; ++attempt) {
     guard->begin();
     guard->run(Stage::kBackward, [&] {
+      if (attempt == 100 && context->rank == throwing_rank) throw std::runtime_error("asked to throw");
       guard->observe_loss(
           least_squares::gradient_of(weights, context->rank, context->size, attempt, &gradient));
     });
     if (!guard->healthy()) gradient.fill(0);
     guard->observe(Stage::kBackward, "weights", TensorView::of(gradient));
-    guard->run(Stage::kReduction, [&] { sum_over_ranks(context, gradient.data(), gradient.size()); });
+    try {  // and not in run(), which leaves it out on a rank that has failed
+      sum_over_ranks(context, gradient.data(), gradient.size());
+    } catch (const std::exception& error) {
+      guard->report_error(Stage::kReduction, error.what());
+    }
     guard->observe_share(TensorView::of(gradient), {&layout, 1});
 
     const Decision decision = guard->decide();
@@ -85,9 +91,11 @@ int train(GlooContext context, const char* run_dir) {
       std::printf("attempt %d: %s\n", attempt, decision.reason.c_str());
     }
     guard->finish();
+    if (!decision.agreed) std::_Exit(decision.exit_code());  // others may be gone
     if (decision.ends_run()) return decision.exit_code();
   }
   const Decision end = guard->close();
+  if (!end.agreed) std::_Exit(end.exit_code());
   if (context->rank == 0) {
     std::printf("updates %llu of %d attempts, largest error of a weight %.6f\n",
                 static_cast<unsigned long long>(guard->updates()), least_squares::kAttempts,
@@ -107,7 +115,7 @@ int main(int argc, char** argv) {
   const int rank = number("RANK");
   const int size = number("WORLD_SIZE");
   if (argc < 2 || size < 1 || rank < 0 || rank >= size) {
-    std::fprintf(stderr, "usage: RANK=r WORLD_SIZE=n gloo_minimal STORE [RUN_DIR]\n");
+    std::fprintf(stderr, "usage: RANK=r WORLD_SIZE=n gloo_minimal STORE [RUN_DIR [R]]\n");
     return 64;
   }
   std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to peers that may be gone
@@ -119,7 +127,7 @@ int main(int argc, char** argv) {
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
     context->setTimeout(std::chrono::seconds(30));
     context->connectFullMesh(store, device);
-    const int exit_code = train(context, argc > 2 ? argv[2] : "");
+    const int exit_code = train(context, argc > 2 ? argv[2] : "", argc > 3 ? std::atoi(argv[3]) : -1);
     std::fflush(nullptr);
     std::_Exit(exit_code);  // a group that failed is not taken down in an orderly way
   } catch (const std::exception& error) {

@@ -113,6 +113,8 @@ TEST_F(NcclCollectiveTest, ArgumentsThatCannotBeRightAreRefusedBeforeAnythingIsM
   NcclOptions long_node;
   long_node.node = std::string(65, 'n');
   EXPECT_EQ(NcclCollective::create(Bytes(127, 'i'), 0, 1, 0, {}, &collective).code(), StatusCode::kUsage);
+  // What the others have when their rank could make none, and broadcast what it had.
+  EXPECT_EQ(NcclCollective::create(Bytes(128, '\0'), 0, 1, 0, {}, &collective).code(), StatusCode::kUsage);
   EXPECT_EQ(NcclCollective::create(id, 2, 2, 0, {}, &collective).code(), StatusCode::kUsage);
   EXPECT_EQ(NcclCollective::create(id, -1, 2, 0, {}, &collective).code(), StatusCode::kUsage);
   EXPECT_EQ(NcclCollective::create(id, 0, 0, 0, {}, &collective).code(), StatusCode::kUsage);

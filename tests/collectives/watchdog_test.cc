@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -74,6 +75,17 @@ TEST_F(WatchdogDeathTest, LetsGoOnceBeforeItEndsTheProcess) {
         sleep_for_ever();
       },
       ExitedWithCode(84), "exit code 84\\.\nlet go\n$");
+}
+
+TEST_F(WatchdogDeathTest, LeavesWithItsExitCodeWhenLettingGoThrows) {
+  Watchdog::Options throwing = options(milliseconds(50));
+  throwing.before_leaving = [] { throw std::runtime_error("no such communicator"); };
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, throwing);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "exit code 84\\.");
 }
 
 TEST_F(WatchdogDeathTest, DoesNotWaitForEverForWhatDoesNotLetGo) {

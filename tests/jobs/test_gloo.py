@@ -10,18 +10,18 @@ from jobs import BIN, Job, JobTest, processes, until
 
 # Starts the ranks and says with which code each ended.
 LAUNCHER = """
-ranks=$1 store=$2 run_dir=$3; mkdir "$store"
+ranks=$1 store=$2; shift 2; mkdir "$store"
 for rank in $(seq 0 $((ranks - 1))); do
-  (code=0; RANK=$rank WORLD_SIZE=$ranks "$0" "$store" "$run_dir" || code=$?; echo "rank $rank ended with $code") &
+  (code=0; RANK=$rank WORLD_SIZE=$ranks "$0" "$store" "$@" || code=$?; echo "rank $rank ended with $code") &
 done
 wait
 """
 
 
 class Gloo(JobTest):
-    def start_ranks(self, ranks):
+    def start_ranks(self, ranks, *options):
         run_dir = self.new_run_dir()
-        command = ["sh", "-c", LAUNCHER, BIN / "gloo_minimal", ranks, self.folder / f"store{self._run_dirs}", run_dir]
+        command = ["sh", "-c", LAUNCHER, BIN / "gloo_minimal", ranks, self.folder / f"store{self._run_dirs}", run_dir, *options]
         job = Job(command, self.folder)
         job.run_dir = run_dir
         return job
@@ -60,6 +60,15 @@ class Gloo(JobTest):
                 self.assertEqual({**survivors, victim: 137}, self.codes(job), job)
                 (departure,) = job.departures()
                 self.assertEqual([victim], [rank["rank"] for rank in departure["missing"]], departure)
+
+    def test_an_exception_on_any_rank_ends_all_with_80(self):
+        for thrower in (0, 1, 2):
+            with self.subTest(thrower=thrower):
+                job = self.start_ranks(3, thrower).wait()
+                self.assertEqual(dict.fromkeys(range(3), 80), self.codes(job), job)
+                aborted = job.events[-1]
+                self.assertEqual(("aborted", 100, 80), (aborted["event"], aborted["attempt"], aborted["exit_code"]))
+                self.assertIn("asked to throw", aborted["reason"])
 
     def pid_of(self, job, rank):
         for pid, command in processes(job.marker).items():

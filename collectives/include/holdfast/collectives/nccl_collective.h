@@ -19,7 +19,8 @@ class NcclLink;
 
 struct NcclOptions {
   // For the creation, and for each step of a collective. A rank that is merely late must make it, and one
-  // that is stuck is the watchdog's affair, so this is long.
+  // that is stuck is the watchdog's affair, so this is long. It holds where the watchdog waits, too: longer
+  // than the slowest rank takes beyond the others to read a checkpoint, or to evaluate.
   std::chrono::milliseconds deadline{std::chrono::minutes(10)};
   // Ranks with the same text share a node, see gather(). At most 64 bytes; empty: the host's name.
   std::string node;
@@ -86,6 +87,7 @@ class NcclCollective final : public Collective {
   Status meet(const std::string& node);
   Status all_gather(void* entries, std::size_t width);
   std::vector<bool> kept(const std::vector<std::uint64_t>& sizes, int most_per_node) const;
+  Status make_room(std::uint64_t size, Bytes* bytes);
   Status send_to_root(const Bytes& bytes);
   Status receive_from(int rank, Bytes* bytes);
 

@@ -73,6 +73,10 @@ class Watchdog {
   // Where the training thread says how far it is.
   ProgressBoard& board();
 
+  // A collective failed on this rank, which is not stuck and yet cannot go on: asks who is missing. If
+  // somebody is, all leave, this process among them. Any thread; returns at once.
+  void group_failed();
+
  private:
   class Impl;
   explicit Watchdog(std::unique_ptr<Impl> impl);
