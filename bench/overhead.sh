@@ -3,7 +3,8 @@
 #
 #   bench/overhead.sh [--ranks N] [--pairs P] [--attempts A] [guarded_train options...]
 #
-# Prints a line for each round and then, from the medians of the rounds' median attempts:
+# Prints a line for each round and then the medians over the rounds of what is a ratio within each of them, of median
+# attempts; guarded comes between the two unguarded runs:
 #
 #   ratio ranks=2 guarded_over_unguarded=1.004 control=1.002 spread=0.98..1.03
 #
@@ -68,8 +69,8 @@ done
 python3 - "$ranks" "$scratch/rounds" <<'PYTHON'
 import statistics, sys
 rows = [list(map(float, line.split())) for line in open(sys.argv[2])]
-a, g, b = (statistics.median(column) for column in zip(*rows))
-control = [row[2] / row[0] for row in rows]
-print(f"ratio ranks={sys.argv[1]} guarded_over_unguarded={2 * g / (a + b):.3f} control={b / a:.3f} "
-      f"spread={min(control):.3f}..{max(control):.3f}")
+ratios = [2 * g / (a + b) for a, g, b in rows]
+control = [b / a for a, g, b in rows]
+print(f"ratio ranks={sys.argv[1]} guarded_over_unguarded={statistics.median(ratios):.3f} "
+      f"control={statistics.median(control):.3f} spread={min(control):.3f}..{max(control):.3f}")
 PYTHON
