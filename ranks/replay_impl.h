@@ -1,4 +1,4 @@
-// Experiments on one record.
+// Experiments on one bundle.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct Experiment {
   bool is_plain() const { return texts.empty() && !is_subset; }
 };
 
-std::string name_of(const RecordedSample& sample);  // "0.17"
+std::string name_of(const RecordedSample& sample);  // "0.17", "17" of no micro-batch
 
 std::vector<std::string> ranges_of(const std::vector<RecordedSample>& samples);
 
@@ -30,8 +30,8 @@ class Replay::Impl {
       : bundle_(std::move(bundle)),
         run_dir_(std::move(run_dir)),
         trainer_(std::move(trainer)),
-        record_(files, bundle_, run_dir_),
-        attempts_(record_, trainer_),
+        recorded_(files, bundle_, run_dir_),
+        attempts_(recorded_, trainer_),
         log_(files, bundle_ + "/experiments.jsonl") {}
 
   ReplayReport run(const std::vector<std::string>& settings);
@@ -63,7 +63,7 @@ class Replay::Impl {
   const std::string bundle_;
   const std::string run_dir_;
   const ReplayTrainer trainer_;
-  ReplayRecord record_;
+  ReplayBundle recorded_;
   AttemptReplay attempts_;
   ExperimentLog log_;
   std::string log_failure_;

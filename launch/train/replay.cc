@@ -19,7 +19,7 @@
 namespace holdfast::train {
 namespace {
 
-// What this trainer's attempt shows, under the names that its record has.
+// What this trainer's attempt shows, under the names that its bundle has.
 class Forwarder final : public AttemptWatcher, public LayerTap {
  public:
   explicit Forwarder(ReplayWatcher& to) : to_(to) {}
@@ -60,7 +60,7 @@ float value_of(std::uint64_t bits, const std::string& precision) {
 
 class Client {
  public:
-  // `data`: where the data set is, for a record without a batch; empty for nowhere.
+  // `data`: where the data set is, for a bundle without a batch; empty for nowhere.
   ReplayTrainer trainer(const std::vector<std::string>& data) {
     ReplayTrainer all;
     if (!data.empty())

@@ -105,14 +105,14 @@ TEST(Replay, WithoutItsCauseItIsNotReproduced) {
   const std::string value = record_tiny(dir, at_input());
   const std::string gain = record_tiny(other, at_backward());
   TinyTrainer trainer;
-  const ReplayReport repaired = replay(value, trainer, {"record.0.2=0"});
+  const ReplayReport repaired = replay(value, trainer, {"sample.0.2=0"});
   EXPECT_EQ(repaired.result, ReplayResult::kNotReproduced) << repaired.text;
   EXPECT_EQ(repaired.exit_code(), 2);
   EXPECT_NE(repaired.text.find("\nreplayed  everything was finite\n"), std::string::npos);
-  EXPECT_NE(repaired.text.find("\nset       record.0.2=0\n"), std::string::npos);
-  EXPECT_EQ(replay(value, trainer, {"record.0.1=0"}).result, ReplayResult::kReproduced);
+  EXPECT_NE(repaired.text.find("\nset       sample.0.2=0\n"), std::string::npos);
+  EXPECT_EQ(replay(value, trainer, {"sample.0.1=0"}).result, ReplayResult::kReproduced);
   EXPECT_EQ(replay(gain, trainer, {"gain=1"}).result, ReplayResult::kNotReproduced);
-  EXPECT_EQ(replay(gain, trainer, {"record.0.1=0"}).result, ReplayResult::kReproduced);
+  EXPECT_EQ(replay(gain, trainer, {"sample.0.1=0"}).result, ReplayResult::kReproduced);
 }
 
 TEST(Replay, AnotherPlaceIsDifferent) {
@@ -235,13 +235,13 @@ TEST(Replay, EveryDamagedByteOfAFileIsSeen) {
   expect_missing(dir / "nowhere", trainer.replayed(), "no folder");
 }
 
-TEST(Replay, ACompactRecordSaysThatTheBatchIsMissing) {
+TEST(Replay, ACompactBundleSaysThatTheBatchIsMissing) {
   const TempDir dir;
   TinyRun run = at_input();
   run.policy = "evidence { full_incidents: 0 }";
   TinyTrainer trainer;
   expect_missing(record_tiny(dir, run), trainer.replayed(),
-                 "the batch of rank 1 (the record is compact: later incidents keep no tensors)");
+                 "the batch of rank 1 (the bundle is compact: later incidents keep no tensors)");
 }
 
 TEST(Replay, ABatchThatTheQuotaHasCutIsNotReplayedInPart) {
@@ -258,7 +258,7 @@ TEST(Replay, AStateThatTheQuotaHasCutIsMissing) {
   run.policy = "evidence { bundle_quota_bytes: 320 }";
   TinyTrainer trainer;
   expect_missing(record_tiny(dir, run), trainer.replayed(),
-                 "the state before the attempt (table); the record names no checkpoint");
+                 "the state before the attempt (table); the bundle names no checkpoint");
 }
 
 TEST(Replay, AStateThatTheQuotaHasCutIsTakenFromTheCheckpointRightBefore) {
@@ -328,8 +328,8 @@ TEST(Replay, ATrainerMayRefuse) {
   refusing.load_state = [](const RecordedTensor&) -> Status { throw 7; };
   expect_missing(bundle, refusing, "load_state failed: exception of unknown type");
   expect_missing(bundle, trainer.replayed(), "gain=2: no setting of this trainer", {"gain=2"});
-  expect_missing(bundle, trainer.replayed(), "record.0.8=0: the batch has no such record", {"record.0.8=0"});
-  expect_missing(bundle, trainer.replayed(), "record.1.0=0: the batch has no such record", {"record.1.0=0"});
+  expect_missing(bundle, trainer.replayed(), "sample.0.8=0: the batch has no such sample", {"sample.0.8=0"});
+  expect_missing(bundle, trainer.replayed(), "sample.1.0=0: the batch has no such sample", {"sample.1.0=0"});
   expect_missing(bundle, ReplayTrainer(), "a trainer that can make an attempt");
   EXPECT_EQ(trainer.attempts, 0);
 }
@@ -347,7 +347,7 @@ TEST(Replay, WhatTheAttemptLacksAndWhatNoTrainerMakesAgainIsMissing) {
   expect_missing(sum, lacking, "\\x1b of rank 0");
 }
 
-TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
+TEST(Replay, ACompactBundleIsReplayedWithABatchThatTheTrainerMakesAgain) {
   const TempDir dir;
   TinyRun run = at_input();
   run.policy = "evidence { full_incidents: 0 }";
@@ -356,7 +356,7 @@ TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
   const std::string bundle = record_tiny(dir, run);
   TinyTrainer trainer;
   ReplayTrainer loading = trainer.replayed();
-  expect_missing(bundle, loading, "the batch of rank 1 (the record is compact");
+  expect_missing(bundle, loading, "the batch of rank 1 (the bundle is compact");
   loading.load_batch = [](RecordedAttempt*) -> Status { throw std::runtime_error("no data \x1b"); };
   expect_missing(bundle, loading, "keep no tensors); no data \\x1b");
   loading.load_batch = [](RecordedAttempt* attempt) {
@@ -373,7 +373,7 @@ TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
   const ReplayReport report = Replay(real_file_system(), bundle, loading).shrink();
   EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
   EXPECT_EQ(report.samples, (std::vector<RecordedSample>{{0, 2}}));
-  EXPECT_NE(report.text.find("\nbatch     made again by the trainer: the record holds none\n"),
+  EXPECT_NE(report.text.find("\nbatch     made again by the trainer: the bundle holds none\n"),
             std::string::npos);
 }
 
@@ -458,7 +458,7 @@ TEST(Replay, AnAttemptThatChangesWeightsIsCaught) {
   EXPECT_EQ(replay(bundle, trainer).result, ReplayResult::kReproduced);
 }
 
-TEST(Replay, NamesFromARecordAreEscaped) {
+TEST(Replay, NamesFromABundleAreEscaped) {
   const TempDir dir;
   TinyRun run = at_input();
   run.spoil = [](TinyTrainer& t, int rank) { only(rank, [&] { t.batch.throws = true; }); };
@@ -476,7 +476,7 @@ TEST(ReplayLog, EachExperimentIsKeptOnce) {
   TinyTrainer trainer;
   for (int i = 0; i < 2; ++i) {
     replay(bundle, trainer);
-    replay(bundle, trainer, {"record.0.2=0"});
+    replay(bundle, trainer, {"sample.0.2=0"});
     replay(bundle, trainer, {"gain=2"});
   }
   const std::vector<Json> lines = parse_events(read_file(bundle + "/experiments.jsonl"));
@@ -485,7 +485,7 @@ TEST(ReplayLog, EachExperimentIsKeptOnce) {
   EXPECT_EQ(lines[0].at("result"), "REPRODUCED");
   EXPECT_EQ(lines[0].at("found"), "input x[9]: 1 NaN, 0 +Inf, 0 -Inf");
   EXPECT_EQ(lines[0].at("state"), "bundle");
-  EXPECT_EQ(lines[1].at("set"), Json::array({"record.0.2=0"}));
+  EXPECT_EQ(lines[1].at("set"), Json::array({"sample.0.2=0"}));
   EXPECT_EQ(lines[1].at("result"), "NOT_REPRODUCED");
   EXPECT_EQ(lines[0].at("input"), lines[1].at("input"));
   EXPECT_NE(lines[0].at("batch"), lines[1].at("batch"));

@@ -52,6 +52,7 @@ class TinyTrainer {
   float eps = 1e-8f;
   float rate = 0.125f;
   TinyBatch batch;
+  bool without_micro_batches = false;  // on record
 
   TrainingState state() {
     TrainingState all;
@@ -109,11 +110,16 @@ class TinyTrainer {
       const std::int64_t shape[] = {kTinySamples, kTinyFeatures};
       TensorView x = TensorView::of(batch.x);
       x.shape = shape;
-      to.batch("x", x, 0);
-      to.batch("weight", TensorView::of(batch.weight), 0);
+      if (without_micro_batches) {
+        to.batch("x", x);
+        to.batch("weight", TensorView::of(batch.weight));
+      } else {
+        to.batch("x", x, 0);
+        to.batch("weight", TensorView::of(batch.weight), 0);
+      }
       to.fact("gain", exact_text(batch.gain));
       to.fact("throws", batch.throws ? "1" : "0");
-      to.fact("samples.0", "100,101,102,103,104,105,106,107");
+      to.fact(samples_fact(without_micro_batches ? -1 : 0), "100,101,102,103,104,105,106,107");
       if (subject.stage == Stage::kOptimizer) to.seen("gradient", TensorView::of(gradient));
     };
     all.rerun = [this](const EvidenceSubject& subject, EvidenceRecorder& to) {

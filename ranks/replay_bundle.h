@@ -15,10 +15,10 @@ namespace holdfast {
 class BundleManifest;
 class EvidencePart;
 
-class ReplayRecord {
+class ReplayBundle {
  public:
   // Both must outlive it. `run_dir` "": where the bundle was written.
-  ReplayRecord(FileSystem& files, const std::string& path, const std::string& run_dir)
+  ReplayBundle(FileSystem& files, const std::string& path, const std::string& run_dir)
       : files_(files), path_(path), run_dir_(run_dir) {}
 
   // Reads and checks all of the bundle but the state. "", or what is missing or wrong. But for a batch

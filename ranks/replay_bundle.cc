@@ -1,4 +1,4 @@
-#include "replay_record.h"
+#include "replay_bundle.h"
 
 #include <fmt/format.h>
 
@@ -46,7 +46,7 @@ std::string parent_of(std::string path) {
 
 }  // namespace
 
-std::string ReplayRecord::open() {
+std::string ReplayBundle::open() {
   if (Status s = Bundle::open(files_, path_, &bundle_); !s.ok()) return s.message();
   if (const auto faults = bundle_->verify(); !faults.empty()) return "it is damaged: " + faults.front();
   const BundleManifest& manifest = bundle_->manifest();
@@ -62,7 +62,7 @@ std::string ReplayRecord::open() {
   return read_tensors();
 }
 
-std::string ReplayRecord::why_not_the_attempt() const {
+std::string ReplayBundle::why_not_the_attempt() const {
   const BundleManifest& manifest = bundle_->manifest();
   std::string why = "what went wrong is the state and not the attempt (" + printable(manifest.kind()) + ")";
   if (manifest.has_generation()) {
@@ -72,7 +72,7 @@ std::string ReplayRecord::why_not_the_attempt() const {
   return why;
 }
 
-std::string ReplayRecord::find_origin() {
+std::string ReplayBundle::find_origin() {
   const auto& parts = bundle_->manifest().parts();
   const auto found = std::ranges::find_if(parts, [](const EvidencePart& part) { return part.is_origin(); });
   if (found == parts.end()) return "no origin rank contributed anything";
@@ -80,7 +80,7 @@ std::string ReplayRecord::find_origin() {
   return "";
 }
 
-std::string ReplayRecord::find_boundary() {
+std::string ReplayBundle::find_boundary() {
   const BundleManifest& manifest = bundle_->manifest();
   EvidenceSubject& subject = attempt_.subject;
   subject.epoch = manifest.epoch();
@@ -108,7 +108,7 @@ std::string ReplayRecord::find_boundary() {
   return manifest.error().empty() ? "what the exception said" : "";
 }
 
-std::string ReplayRecord::read_tensors() {
+std::string ReplayBundle::read_tensors() {
   for (const EvidenceTensor& tensor : origin_->tensors()) {
     if (tensor.role() != EvidenceTensor::BATCH && tensor.role() != EvidenceTensor::SEEN) continue;
     auto& to = tensor.role() == EvidenceTensor::BATCH ? attempt_.batch : attempt_.seen;
@@ -118,16 +118,16 @@ std::string ReplayRecord::read_tensors() {
   return "";
 }
 
-std::string ReplayRecord::missing_batch() const {
+std::string ReplayBundle::missing_batch() const {
   if (!attempt_.batch.empty()) return "";
   std::string missing = "the batch of rank " + std::to_string(attempt_.rank);
-  if (bundle_->manifest().compact()) missing += " (the record is compact: later incidents keep no tensors)";
+  if (bundle_->manifest().compact()) missing += " (the bundle is compact: later incidents keep no tensors)";
   return missing;
 }
 
 // ---- the state before the attempt
 
-std::string ReplayRecord::read_state(const std::vector<std::string>& needed) {
+std::string ReplayBundle::read_state(const std::vector<std::string>& needed) {
   const auto lacking = [&]() -> const std::string* {
     for (const std::string& name : needed) {
       if (!state_.contains(name)) return &name;
@@ -156,10 +156,10 @@ std::string ReplayRecord::read_state(const std::vector<std::string>& needed) {
 }
 
 // In place of what the bundle has. "", or why it cannot serve.
-std::string ReplayRecord::read_checkpoint() {
+std::string ReplayBundle::read_checkpoint() {
   const BundleManifest& manifest = bundle_->manifest();
   GenerationId id;
-  if (!manifest.has_generation()) return "the record names no checkpoint";
+  if (!manifest.has_generation()) return "the bundle names no checkpoint";
   const std::string name = printable(manifest.generation());
   if (manifest.attempts_since_generation() != 0) {
     return fmt::format("checkpoint {} of the run is {} attempts earlier", name,
