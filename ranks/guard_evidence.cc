@@ -32,6 +32,14 @@ void put_tallies(const AttemptLog& log, bool scales_loss, EvidencePart* part) {
   }
 }
 
+// With one group of all ranks there is nothing to tell.
+void put_groups(const ReplicaGroups& groups, std::vector<EvidencePart>* parts) {
+  if (groups.only_one()) return;
+  for (EvidencePart& part : *parts) {
+    if (part.rank() >= 0 && part.rank() < groups.ranks()) part.set_replica_group(groups.name_of(part.rank()));
+  }
+}
+
 // A provider's exception is put on record, and costs no more than what it had to say.
 template <typename Call>
 void call(EvidenceRecorder* recorder, Call&& provider) {
@@ -77,6 +85,7 @@ Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
       EvidencePart part;
       if (!bytes.empty() && part.ParseFromString(bytes)) parts.push_back(std::move(part));
     }
+    put_groups(groups_, &parts);
     coordinator_->submit_evidence(std::move(parts));
   } catch (const std::exception& error) {
     coordinator_->tell_no_evidence(error.what());

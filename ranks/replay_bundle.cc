@@ -135,16 +135,9 @@ std::string ReplayBundle::read_state(const std::vector<std::string>& needed) {
     return nullptr;
   };
   if (state_source_.empty()) {
-    state_source_ = "bundle";
-    has_own_state_ = attempt_.rank == 0;
-    for (const EvidencePart& part : bundle_->manifest().parts()) {
-      if (part.rank() != 0) continue;
-      for (const EvidenceTensor& tensor : part.tensors()) {
-        if (tensor.role() != EvidenceTensor::STATE || state_.contains(tensor.name())) continue;
-        if (std::string why = read_recorded(*bundle_, tensor, &state_[tensor.name()]); !why.empty())
-          return why;
-      }
-    }
+    const std::string other = why_not_the_bundle();
+    const std::string why = other.empty() ? read_bundled_state() : read_checkpoint();
+    if (!why.empty()) return other.empty() ? why : other + "; " + why;
   }
   const std::string* missing = lacking();
   if (missing == nullptr) return "";
@@ -153,6 +146,32 @@ std::string ReplayBundle::read_state(const std::vector<std::string>& needed) {
   if (why.empty() && lacking() == nullptr) return "";
   return "the state before the attempt (" + printable(why.empty() ? *lacking() : name) + ")" +
          (why.empty() ? "" : "; " + why);
+}
+
+const EvidencePart* ReplayBundle::find_part(int rank) const {
+  const auto& parts = bundle_->manifest().parts();
+  const auto found = std::ranges::find(parts, rank, &EvidencePart::rank);
+  return found == parts.end() ? nullptr : &*found;
+}
+
+// With tensor parallelism the groups' tensors have the same names and shapes. "" when it is the origin's.
+std::string ReplayBundle::why_not_the_bundle() const {
+  const EvidencePart* rank_0 = find_part(0);
+  if (rank_0 == nullptr || rank_0->replica_group() == origin_->replica_group()) return "";
+  return fmt::format("the state before the attempt of replica group {}: the bundle has that of {}, rank 0's",
+                     printable(origin_->replica_group()), printable(rank_0->replica_group()));
+}
+
+std::string ReplayBundle::read_bundled_state() {
+  state_source_ = "bundle";
+  has_own_state_ = attempt_.rank == 0;
+  const EvidencePart* rank_0 = find_part(0);
+  if (rank_0 == nullptr) return "";
+  for (const EvidenceTensor& tensor : rank_0->tensors()) {
+    if (tensor.role() != EvidenceTensor::STATE || state_.contains(tensor.name())) continue;
+    if (std::string why = read_recorded(*bundle_, tensor, &state_[tensor.name()]); !why.empty()) return why;
+  }
+  return "";
 }
 
 // In place of what the bundle has. "", or why it cannot serve.
@@ -177,6 +196,9 @@ std::string ReplayBundle::read_checkpoint() {
   Manifest generation;
   if (Status s = read_manifest(files_, checkpoints, id, &generation); !s.ok()) return s.message();
   std::optional<std::uint32_t> group;
+  const auto named = std::ranges::find(generation.groups(), origin_->replica_group());
+  if (named != generation.groups().end())
+    group = static_cast<std::uint32_t>(named - generation.groups().begin());
   for (const Part& part : generation.parts()) {
     if (part.has_group() && part.has_rank() && part.rank() == attempt_.rank) group = part.group();
   }

@@ -35,8 +35,8 @@ class ReplayBundle {
   const EvidencePart& origin() const { return *origin_; }
   const std::map<std::string, std::string>& environment() const { return environment_; }
 
-  // The state before the attempt: from the bundle when it holds all of `needed`, else from the checkpoint
-  // that it names. "", or what is missing.
+  // The state before the attempt: from the bundle when it holds all of `needed` and is of the origin's replica
+  // group, else from the checkpoint that it names. "", or what is missing.
   std::string read_state(const std::vector<std::string>& needed);
   const std::map<std::string, RecordedTensor>& state() const { return state_; }
   // Whether it has what is each rank's own: a bundle's is rank 0's.
@@ -47,6 +47,9 @@ class ReplayBundle {
   std::string find_origin();
   std::string find_boundary();
   std::string read_tensors();
+  const EvidencePart* find_part(int rank) const;  // null when there is none
+  std::string why_not_the_bundle() const;
+  std::string read_bundled_state();
   std::string read_checkpoint();
   std::string why_not_the_attempt() const;
 

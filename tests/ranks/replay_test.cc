@@ -442,6 +442,67 @@ TEST(Replay, AllRecordedStateIsGivenToATrainerThatLoadsItByName) {
   expect_missing(bundle, loading, "the state before the attempt (bias)");
 }
 
+// ---- replica groups
+
+// Rank 0's weights would leave the batch of rank 1 finite in forward.
+TinyRun of_two_groups() {
+  TinyRun run = at_forward();
+  run.groups = 2;
+  run.clean_attempts = 0;
+  run.divide = [](TinyTrainer& t, int rank) { t.weights[2] = rank == 0 ? 0.5f : 2.0f; };
+  return run;
+}
+
+TEST(ReplayOfGroups, AnotherGroupsWeightsAreNotTaken) {
+  const TempDir dir;
+  TinyTrainer trainer;
+  expect_missing(record_tiny(dir, of_two_groups()), trainer.replayed(),
+                 "the state before the attempt of replica group 1: the bundle has that of 0, rank 0's; the "
+                 "bundle names no checkpoint");
+  EXPECT_EQ(trainer.attempts, 0);
+}
+
+TEST(ReplayOfGroups, TheGroupsWeightsAreThoseOfTheCheckpoint) {
+  const TempDir dir;
+  TinyRun run = of_two_groups();
+  run.checkpoint_interval = 1000;
+  TinyTrainer trainer;
+  const std::string bundle = record_tiny(dir, run);
+  const ReplayReport report = replay(bundle, trainer);
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(report.bits, Bits::kSame) << report.text;
+  EXPECT_EQ(trainer.weights[2], 2.0f);
+  EXPECT_NE(report.text.find("\nstate     of checkpoint e0001-a0000000000\n"), std::string::npos)
+      << report.text;
+
+  // The same of a trainer that takes the state by name, and needs none of it.
+  ReplayTrainer loading = trainer.replayed();
+  loading.state = {};
+  loading.weights_digest = [] { return std::string(); };
+  loading.load_state = [&](const RecordedTensor& tensor) {
+    if (tensor.name == "weights")
+      std::memcpy(trainer.weights.data(), tensor.bytes.data(), tensor.bytes.size());
+    return Status();
+  };
+  trainer.weights[2] = 0;
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  EXPECT_EQ(trainer.weights[2], 2.0f);
+}
+
+TEST(ReplayOfGroups, OfRankZerosGroupTheBundleHasTheWeights) {
+  const TempDir dir;
+  TinyRun run = of_two_groups();
+  run.ranks = 3;
+  run.spoil = [](TinyTrainer& t, int rank) {
+    if (rank == 2) t.batch.at(5, 2) = -3e38f;
+  };
+  run.divide = [](TinyTrainer& t, int rank) { t.weights[2] = rank % 2 == 0 ? 2.0f : 0.5f; };
+  TinyTrainer trainer;
+  const ReplayReport report = replay(record_tiny(dir, run), trainer);
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(report.bits, Bits::kSame) << report.text;
+}
+
 TEST(Replay, AnAttemptThatChangesWeightsIsCaught) {
   const TempDir dir;
   const std::string bundle = record_tiny(dir, at_input());

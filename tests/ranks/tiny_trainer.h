@@ -234,12 +234,16 @@ struct TinyRun {
   std::string policy = "";
   int clean_attempts = 1;
   std::uint64_t checkpoint_interval = 0;
+  int ranks = kTinyRanks;
+  int groups = 1;  // of replicas: rank r is of group r % groups
+  // Of the state before the first attempt, of what is not the same on every rank.
+  std::function<void(TinyTrainer&, int rank)> divide = {};
 };
 
 // Recorded in DIR/run, by ranks as threads. Gives the folder of the bundle.
 inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
-  std::barrier<> together(kTinyRanks);
-  std::vector<std::vector<float>> shared(kTinyRanks);
+  std::barrier<> together(run.ranks);
+  std::vector<std::vector<float>> shared(static_cast<std::size_t>(run.ranks));
   GuardOptions options =
       guard_options(std::string(kSkipAnything) + " check_update: BEFORE " + run.policy, dir / "run");
   options.checkpoints.interval_attempts = run.checkpoint_interval;
@@ -248,8 +252,11 @@ inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
     trainer.local_attempt(guard);
     shared[static_cast<std::size_t>(rank)] = trainer.gradient;
     together.arrive_and_wait();
-    for (std::size_t f = 0; f < trainer.gradient.size(); ++f)
-      trainer.gradient[f] = shared[0][f] + shared[1][f];
+    trainer.gradient.assign(trainer.gradient.size(), 0.0f);
+    for (int r = rank % run.groups; r < run.ranks; r += run.groups) {
+      for (std::size_t f = 0; f < trainer.gradient.size(); ++f)
+        trainer.gradient[f] += shared[static_cast<std::size_t>(r)][f];
+    }
     together.arrive_and_wait();
     const BucketSlice layout{"weights", 0, kTinyFeatures};
     guard.observe_share(TensorView::of(trainer.gradient), {&layout, 1});
@@ -260,9 +267,10 @@ inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
     guard.finish();
     return decision.action;
   };
-  run_guarded(kTinyRanks, options, [&](StepGuard& guard, int rank) {
+  const auto train = [&](StepGuard& guard, int rank) {
     TinyTrainer trainer;
     if (run.change) run.change(trainer);
+    if (run.divide) run.divide(trainer, rank);
     const Status registered = guard.register_state(trainer.state());
     EXPECT_TRUE(registered.ok()) << registered.to_string();
     guard.protect("mean", trainer.mean.data(), DType::kFloat32, 1);
@@ -271,6 +279,11 @@ inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
     run.spoil(trainer, rank);
     EXPECT_EQ(attempt(guard, trainer, rank), Action::kSkip);
     EXPECT_TRUE(guard.close().apply());
+  };
+  ThreadGroup(run.ranks).run([&](Collective& collective) {
+    GuardOptions own = options;
+    if (run.groups > 1) own.replica_group = collective.rank() % run.groups;
+    if (const auto guard = create_guard(collective, own)) train(*guard, collective.rank());
   });
   return dir / ("run/incidents/e0001-a000000000" + std::to_string(run.clean_attempts));
 }
