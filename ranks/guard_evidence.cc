@@ -144,12 +144,13 @@ void StepGuard::Impl::add_state(std::uint64_t most_bytes, EvidencePart* part) co
   for (const StateTensor& tensor : state_.tensors()) {
     TensorView view = tensor.view();
     view.shape = tensor.shape;
-    recorder.state(tensor.name, view);
+    recorder.state(tensor.name, view, tensor.held);
   }
   for (const StateBytes& bytes : state_.bytes()) {
     call(&recorder, [&] {
       const Bytes saved = bytes.save();
-      recorder.state(bytes.name, TensorView::contiguous(saved.data(), DType::kUInt8, std::ssize(saved)));
+      recorder.state(bytes.name, TensorView::contiguous(saved.data(), DType::kUInt8, std::ssize(saved)),
+                     bytes.held);
     });
   }
   for (EvidenceTensor& tensor : *recorder.part().mutable_tensors()) part->add_tensors()->Swap(&tensor);

@@ -153,12 +153,11 @@ Status AttemptReplay::fill(const TrainingState& state) {
     if (!bytes.renewable) needed.push_back(bytes.name);
   }
   if (std::string why = recorded_.read_state(needed); !why.empty()) return Status::usage(why);
-  const auto not_of_rank = [&](const std::string& name) {
-    return Status::usage(
-        fmt::format("{} as rank {} had it: a bundle holds what rank 0 has", name, recorded_.attempt().rank));
+  const auto refuse = [&](const std::string& name) {
+    return Status::usage(not_of_rank(name, recorded_.attempt().rank));
   };
   for (const StateTensor& tensor : state.tensors()) {
-    if (tensor.held != Held::kReplicated && !recorded_.has_own_state()) return not_of_rank(tensor.name);
+    if (tensor.held != Held::kReplicated && !recorded_.has_own_state()) return refuse(tensor.name);
     const RecordedTensor& kept = recorded_.state().at(tensor.name);
     if (stored_dtype(kept.dtype) != stored_dtype(tensor.dtype) || std::ssize(kept.bytes) != tensor.bytes())
       return Status::usage(tensor.name + " is of another model");
@@ -167,7 +166,7 @@ Status AttemptReplay::fill(const TrainingState& state) {
   for (const StateBytes& bytes : state.bytes()) {
     const auto kept = recorded_.state().find(bytes.name);
     const bool others = bytes.held != Held::kReplicated && !recorded_.has_own_state();
-    if (others && !bytes.renewable) return not_of_rank(bytes.name);
+    if (others && !bytes.renewable) return refuse(bytes.name);
     if (others || kept == recorded_.state().end()) continue;
     if (Status s = bytes.load(kept->second.bytes); !s.ok()) return s;
   }

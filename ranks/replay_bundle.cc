@@ -127,6 +127,10 @@ std::string ReplayBundle::missing_batch() const {
 
 // ---- the state before the attempt
 
+std::string not_of_rank(const std::string& name, int rank) {
+  return fmt::format("{} as rank {} had it: a bundle holds what rank 0 has", printable(name), rank);
+}
+
 std::string ReplayBundle::read_state(const std::vector<std::string>& needed) {
   const auto lacking = [&]() -> const std::string* {
     for (const std::string& name : needed) {
@@ -144,6 +148,8 @@ std::string ReplayBundle::read_state(const std::vector<std::string>& needed) {
   const std::string name = *missing;
   const std::string why = read_checkpoint();
   if (why.empty() && lacking() == nullptr) return "";
+  if (!why.empty() && of_rank_0_.contains(name))
+    return fmt::format("{}; {}", not_of_rank(name, attempt_.rank), why);
   return "the state before the attempt (" + printable(why.empty() ? *lacking() : name) + ")" +
          (why.empty() ? "" : "; " + why);
 }
@@ -169,6 +175,10 @@ std::string ReplayBundle::read_bundled_state() {
   if (rank_0 == nullptr) return "";
   for (const EvidenceTensor& tensor : rank_0->tensors()) {
     if (tensor.role() != EvidenceTensor::STATE || state_.contains(tensor.name())) continue;
+    if (!has_own_state_ && tensor.held() != static_cast<int>(Held::kReplicated)) {
+      of_rank_0_.insert(tensor.name());
+      continue;
+    }
     if (std::string why = read_recorded(*bundle_, tensor, &state_[tensor.name()]); !why.empty()) return why;
   }
   return "";

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,9 +63,13 @@ class ReplayBundle {
   Boundary boundary_;
   std::map<std::string, std::string> environment_;
   std::map<std::string, RecordedTensor> state_;
+  std::set<std::string> of_rank_0_;  // what the bundle has of it, and not of the origin
   bool has_own_state_ = false;
   std::string state_source_;
 };
+
+// Why the bundle's state of this name cannot serve.
+std::string not_of_rank(const std::string& name, int rank);
 
 // ---- comparison, see replay_watcher.cc
 

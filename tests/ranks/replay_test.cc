@@ -442,6 +442,80 @@ TEST(Replay, AllRecordedStateIsGivenToATrainerThatLoadsItByName) {
   expect_missing(bundle, loading, "the state before the attempt (bias)");
 }
 
+// ---- what each rank has of its own
+
+TinyRun with_own_state(int bad_rank) {
+  TinyRun run = at_input();
+  run.clean_attempts = 0;
+  run.divide = [](TinyTrainer& t, int rank) {
+    t.has_own_state = true;
+    t.noise = {static_cast<float>(rank), 7.0f};
+    t.cursor = std::to_string(rank);
+  };
+  run.spoil = [=](TinyTrainer& t, int rank) {
+    if (rank == bad_rank) t.batch.at(2, 1) = kNanF;
+  };
+  return run;
+}
+
+// Takes the state by name, and keeps what is each rank's own.
+ReplayTrainer loading_own(TinyTrainer& trainer, std::map<std::string, Bytes>* own) {
+  ReplayTrainer loading = trainer.replayed();
+  loading.state = {};
+  loading.weights_digest = [] { return std::string(); };
+  loading.load_state = [own](const RecordedTensor& tensor) {
+    if (tensor.name == "noise" || tensor.name == "cursor") own->emplace(tensor.name, tensor.bytes);
+    return Status();
+  };
+  return loading;
+}
+
+TEST(ReplayOfOwnState, WhatRankZeroHasOfItsOwnIsNotGivenAsAnothers) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, with_own_state(1));
+  TinyTrainer trainer;
+  std::map<std::string, Bytes> own;
+  ReplayTrainer loading = loading_own(trainer, &own);
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  EXPECT_TRUE(own.empty());
+  loading.needed_state = {"weights", "noise"};
+  std::filesystem::remove(bundle + "/experiments.jsonl");
+  expect_missing(bundle, loading,
+                 "noise as rank 1 had it: a bundle holds what rank 0 has; the bundle names no checkpoint");
+  trainer.has_own_state = true;
+  expect_missing(bundle, trainer.replayed(), "noise as rank 1 had it: a bundle holds what rank 0 has");
+}
+
+TEST(ReplayOfOwnState, OfRankZeroItIsInTheBundle) {
+  const TempDir dir;
+  TinyTrainer trainer;
+  std::map<std::string, Bytes> own;
+  ReplayTrainer loading = loading_own(trainer, &own);
+  loading.needed_state = {"noise"};
+  const std::string bundle = record_tiny(dir, with_own_state(0));
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  ASSERT_EQ(own.size(), 2u);
+  EXPECT_EQ(own.at("cursor"), "0");
+}
+
+TEST(ReplayOfOwnState, OfAnotherRankTheCheckpointHasIt) {
+  const TempDir dir;
+  TinyRun run = with_own_state(1);
+  run.checkpoint_interval = 1000;
+  TinyTrainer trainer;
+  std::map<std::string, Bytes> own;
+  ReplayTrainer loading = loading_own(trainer, &own);
+  loading.needed_state = {"noise"};
+  const std::string bundle = record_tiny(dir, run);
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  ASSERT_EQ(own.size(), 2u);
+  EXPECT_EQ(own.at("cursor"), "1");
+  trainer.has_own_state = true;
+  const ReplayReport report = replay(bundle, trainer);
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(trainer.noise, (std::vector<float>{1.0f, 7.0f}));
+}
+
 // ---- replica groups
 
 // Rank 0's weights would leave the batch of rank 1 finite in forward.

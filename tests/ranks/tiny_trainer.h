@@ -53,6 +53,9 @@ class TinyTrainer {
   float rate = 0.125f;
   TinyBatch batch;
   bool without_micro_batches = false;  // on record
+  bool has_own_state = false;          // on each rank
+  std::vector<float> noise = {0.0f, 0.0f};
+  std::string cursor = "0";
 
   TrainingState state() {
     TrainingState all;
@@ -69,6 +72,14 @@ class TinyTrainer {
                          std::memcpy(&steps, bytes.data(), sizeof steps);
                          return Status();
                        }});
+    if (!has_own_state) return all;
+    all.add(StateTensor{.name = "noise", .data = noise.data(), .shape = {2}, .held = Held::kPerRank});
+    all.add(StateBytes{"cursor", [this] { return Bytes(cursor); },
+                       [this](const Bytes& bytes) {
+                         cursor = bytes;
+                         return Status();
+                       },
+                       Held::kPerRank, true});
     return all;
   }
 

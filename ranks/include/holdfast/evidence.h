@@ -13,10 +13,12 @@
 #include "holdfast/collectives/record.h"
 #include "holdfast/scan.h"
 #include "holdfast/tensor_view.h"
+#include "holdfast/training_state.h"
 
 namespace holdfast {
 
 class EvidencePart;
+class EvidenceTensor;
 
 // What is to be explained: the earliest finding of the attempt's first origin, the same on every rank.
 struct EvidenceSubject {
@@ -49,13 +51,14 @@ class EvidenceRecorder {
              bool scaled);
 
   // For the guard.
-  void state(std::string_view name, const TensorView& tensor);
+  void state(std::string_view name, const TensorView& tensor, Held held);
   void failed(std::string_view what);
   bool found_again(const EvidenceSubject& subject) const;  // a layer() held the subject's value at its place
   EvidencePart& part() { return *part_; }
 
  private:
-  void add(int role, std::string_view name, const TensorView& tensor, int micro_batch);
+  // Null when it is left out.
+  EvidenceTensor* add(int role, std::string_view name, const TensorView& tensor, int micro_batch);
 
   const std::unique_ptr<EvidencePart> part_;
   std::uint64_t bytes_left_;

@@ -131,7 +131,8 @@ struct ReplayTrainer {
   // moving average, may be left out.
   std::function<TrainingState()> state;
   // Or: takes one recorded tensor, or the bytes that a StateBytes saved, by its name; refuses what is not of
-  // this model and passes over what it has no use for. Called for each before each run.
+  // this model and passes over what it has no use for. Called for each before each run; not for what each rank
+  // has of its own when only another rank's is known, as a bundle has rank 0's.
   std::function<Status(const RecordedTensor& tensor)> load_state;
   std::vector<std::string> needed_state;  // with load_state: names without which nothing can be replayed
 
