@@ -30,11 +30,13 @@ void EvidenceRecorder::batch(std::string_view name, const TensorView& tensor, in
 void EvidenceRecorder::seen(std::string_view name, const TensorView& tensor, int micro_batch) {
   add(EvidenceTensor::SEEN, name, tensor, micro_batch);
 }
-void EvidenceRecorder::state(std::string_view name, const TensorView& tensor) {
-  add(EvidenceTensor::STATE, name, tensor, -1);
+void EvidenceRecorder::state(std::string_view name, const TensorView& tensor, Held held) {
+  EvidenceTensor* added = add(EvidenceTensor::STATE, name, tensor, -1);
+  if (added != nullptr) added->set_held(static_cast<int>(held));
 }
 
-void EvidenceRecorder::add(int role, std::string_view name, const TensorView& tensor, int micro_batch) {
+EvidenceTensor* EvidenceRecorder::add(int role, std::string_view name, const TensorView& tensor,
+                                      int micro_batch) {
   const auto bytes = static_cast<std::uint64_t>(tensor.element_count * dtype_size(tensor.dtype));
   const bool contiguous = tensor.strides.empty();
   if (!contiguous || bytes > bytes_left_) {
@@ -42,7 +44,7 @@ void EvidenceRecorder::add(int role, std::string_view name, const TensorView& te
     omitted->set_what(clip(name));
     omitted->set_bytes(bytes);
     omitted->set_why(contiguous ? "quota" : "not contiguous");
-    return;
+    return nullptr;
   }
   bytes_left_ -= bytes;
   EvidenceTensor* to = part_->add_tensors();
@@ -57,6 +59,7 @@ void EvidenceRecorder::add(int role, std::string_view name, const TensorView& te
   if (tensor.dtype == DType::kComplex128) to->add_shape(2);
   to->set_data(tensor.data, bytes);
   to->set_micro_batch(micro_batch);
+  return to;
 }
 
 void EvidenceRecorder::fact(std::string_view name, std::string_view value) {

@@ -32,6 +32,17 @@ void put_tallies(const AttemptLog& log, bool scales_loss, EvidencePart* part) {
   }
 }
 
+// With one group of all ranks there is nothing to tell.
+void put_groups(const ReplicaGroups& groups, std::vector<EvidencePart>* parts) {
+  if (groups.only_one()) return;
+  for (EvidencePart& part : *parts) {
+    if (part.rank() < 0 || part.rank() >= groups.ranks()) continue;
+    const int group = groups.group_of(part.rank());
+    part.set_replica_group(groups.name(group));
+    part.set_replicas(static_cast<std::uint32_t>(groups.members(group).size()));
+  }
+}
+
 // A provider's exception is put on record, and costs no more than what it had to say.
 template <typename Call>
 void call(EvidenceRecorder* recorder, Call&& provider) {
@@ -51,6 +62,15 @@ void StepGuard::Impl::provide_evidence(EvidenceProviders providers) {
   if (!coordinator_) return;
   coordinator_->keep_evidence(
       {providers_.configuration, describe_environment(providers_.environment), providers_.injected});
+}
+
+// A sum goes over the ranks of one group: others may not even have the tensor. The first origin is the lowest
+// of those that were chosen.
+EvidenceOrder StepGuard::Impl::for_this_rank(EvidenceOrder order) const {
+  const int first = order.ranks.empty() ? 0 : order.ranks.front();
+  const bool is_known = first >= 0 && first < groups_.ranks();
+  order.from_all = order.from_all && is_known && groups_.group_of(first) == groups_.group_of(collective_.rank());
+  return order;
 }
 
 // Collective, when evidence is wanted: each rank of `order` tells rank 0 what it has, in one gather. The
@@ -77,6 +97,7 @@ Status StepGuard::Impl::collect_evidence(const EvidenceOrder& order) {
       EvidencePart part;
       if (!bytes.empty() && part.ParseFromString(bytes)) parts.push_back(std::move(part));
     }
+    put_groups(groups_, &parts);
     coordinator_->submit_evidence(std::move(parts));
   } catch (const std::exception& error) {
     coordinator_->tell_no_evidence(error.what());
@@ -135,12 +156,13 @@ void StepGuard::Impl::add_state(std::uint64_t most_bytes, EvidencePart* part) co
   for (const StateTensor& tensor : state_.tensors()) {
     TensorView view = tensor.view();
     view.shape = tensor.shape;
-    recorder.state(tensor.name, view);
+    recorder.state(tensor.name, view, tensor.held);
   }
   for (const StateBytes& bytes : state_.bytes()) {
     call(&recorder, [&] {
       const Bytes saved = bytes.save();
-      recorder.state(bytes.name, TensorView::contiguous(saved.data(), DType::kUInt8, std::ssize(saved)));
+      recorder.state(bytes.name, TensorView::contiguous(saved.data(), DType::kUInt8, std::ssize(saved)),
+                     bytes.held);
     });
   }
   for (EvidenceTensor& tensor : *recorder.part().mutable_tensors()) part->add_tensors()->Swap(&tensor);

@@ -1,27 +1,37 @@
 #include "holdfast/replay.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
 #include <exception>
 
 #include "holdfast/coord/printable.h"
+#include "holdfast/coord/storage/sha256.h"
 #include "replay_impl.h"
 #include "run_environment.h"
 
 namespace holdfast {
 namespace {
 
-// "record.0.17=0"
-bool parse_record(std::string_view text, RecordedSample* out) {
-  constexpr std::string_view kPrefix = "record.";
-  if (!text.starts_with(kPrefix) || !text.ends_with("=0")) return false;
-  const char* const end = text.data() + text.size() - 2;
-  const auto micro = std::from_chars(text.data() + kPrefix.size(), end, out->micro_batch);
-  if (micro.ec != std::errc() || micro.ptr == end || *micro.ptr != '.') return false;
-  const auto index = std::from_chars(micro.ptr + 1, end, out->index);
-  return index.ec == std::errc() && index.ptr == end && out->micro_batch >= 0 && out->index >= 0;
+// All of `text` as a number that is not negative.
+template <typename Number>
+bool parse_count(std::string_view text, Number* out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return error == std::errc() && end == text.data() + text.size() && *out >= 0;
+}
+
+// "sample.0.17=0"; "sample.17=0" of a batch that is not divided into micro-batches.
+bool parse_sample(std::string_view text, RecordedSample* out) {
+  constexpr std::string_view kPrefix = "sample.";
+  constexpr std::string_view kBlank = "=0";
+  if (!text.starts_with(kPrefix) || !text.ends_with(kBlank)) return false;
+  text = text.substr(kPrefix.size(), text.size() - kPrefix.size() - kBlank.size());
+  const auto dot = text.find('.');
+  out->micro_batch = -1;
+  if (dot != std::string_view::npos && !parse_count(text.substr(0, dot), &out->micro_batch)) return false;
+  return parse_count(text.substr(dot == std::string_view::npos ? 0 : dot + 1), &out->index);
 }
 
 bool is_compared(std::string_view name) {
@@ -48,6 +58,7 @@ std::string environment_difference(const std::map<std::string, std::string>& rec
 }  // namespace
 
 std::string name_of(const RecordedSample& sample) {
+  if (sample.micro_batch < 0) return std::to_string(sample.index);
   return fmt::format("{}.{}", sample.micro_batch, sample.index);
 }
 
@@ -76,7 +87,9 @@ const char* replay_result_name(ReplayResult result) {
   return "UNKNOWN";
 }
 
-std::string samples_fact(int micro_batch) { return "samples." + std::to_string(micro_batch); }
+std::string samples_fact(int micro_batch) {
+  return micro_batch < 0 ? "samples" : "samples." + std::to_string(micro_batch);
+}
 
 const std::string* RecordedAttempt::fact(std::string_view name) const {
   const auto of_rank = facts.find(rank);
@@ -94,35 +107,40 @@ const RecordedTensor* RecordedAttempt::find_seen(std::string_view name) const {
 
 std::string Replay::Impl::open() {
   if (opened_) return missing_;
-  opened_ = true;
+  std::string missing;
   if (!trainer_.run_attempt || (!trainer_.state && !trainer_.load_state) ||
       (!trainer_.state && !trainer_.weights_digest)) {
-    missing_ =
+    missing =
         "a trainer that can make an attempt (run_attempt), load its state and prove its weights untouched";
   } else {
-    missing_ = record_.open();
+    missing = recorded_.open();
   }
-  if (missing_.empty()) missing_ = find_batch();
+  if (missing.empty()) missing = find_batch();
+  // Last: after an exception the next call begins anew.
+  missing_ = std::move(missing);
+  opened_ = true;
   return missing_;
 }
 
 std::string Replay::Impl::find_batch() {
-  std::string missing = record_.missing_batch();
+  std::string missing = recorded_.missing_batch();
   if (missing.empty() || !trainer_.load_batch) return missing;
   try {
-    if (Status s = trainer_.load_batch(record_.mutable_attempt()); !s.ok())
+    if (Status s = trainer_.load_batch(recorded_.mutable_attempt()); !s.ok())
       return missing + "; " + printable(s.message());
   } catch (const std::exception& error) {
     return missing + "; " + printable(error.what());
+  } catch (...) {
+    return missing + "; exception of unknown type";
   }
   batch_is_loaded_ = true;
-  return record_.missing_batch();
+  return recorded_.missing_batch();
 }
 
 std::string Replay::Impl::split(const std::vector<std::string>& settings, Experiment* out) const {
   for (const std::string& text : settings) {
     RecordedSample sample;
-    if (!parse_record(text, &sample)) {
+    if (!parse_sample(text, &sample)) {
       out->settings.push_back(text);
       continue;
     }
@@ -130,8 +148,8 @@ std::string Replay::Impl::split(const std::vector<std::string>& settings, Experi
       return tensor.micro_batch == sample.micro_batch && !tensor.shape.empty() &&
              sample.index < tensor.shape[0];
     };
-    if (std::ranges::none_of(record_.attempt().batch, holds))
-      return printable(text) + ": the batch has no such record";
+    if (std::ranges::none_of(recorded_.attempt().batch, holds))
+      return printable(text) + ": the batch has no such sample";
     out->blanked.push_back(sample);
   }
   return "";
@@ -140,7 +158,8 @@ std::string Replay::Impl::split(const std::vector<std::string>& settings, Experi
 ReplayReport Replay::Impl::refuse(const std::string& missing) const {
   ReplayReport report;
   report.missing = missing;
-  report.text = fmt::format("replay {}: NOT_REPLAYABLE\nmissing   {}\n", printable(record_.path()), missing);
+  report.text =
+      fmt::format("replay {}: NOT_REPLAYABLE\nmissing   {}\n", printable(recorded_.path()), missing);
   return report;
 }
 
@@ -149,7 +168,7 @@ ReplayReport Replay::Impl::make(const Experiment& experiment) {
   if (!outcome.missing.empty()) return refuse(outcome.missing);
   ReplayReport report;
   judge(experiment, outcome, &report);
-  report.recorded = record_.boundary();
+  report.recorded = recorded_.boundary();
   report.found = outcome.found;
   report.last_clean = outcome.last_clean;
   report.first_dirty = outcome.first_dirty;
@@ -166,12 +185,12 @@ ReplayReport Replay::Impl::make(const Experiment& experiment) {
 // Of an experiment with settings nobody expects the bits of the attempt.
 void Replay::Impl::judge(const Experiment& experiment, const ReplayOutcome& outcome,
                          ReplayReport* report) const {
-  const Boundary& recorded = record_.boundary();
+  const Boundary& recorded = recorded_.boundary();
   report->result = ReplayResult::kNotReproduced;
   report->same_environment = environment_difference().empty();
   if (!outcome.found) return;
   const Boundary& found = *outcome.found;
-  // Fewer records may leave some classes out.
+  // Fewer samples may leave some classes out.
   const bool same = experiment.is_subset
                         ? same_place(found, recorded) && within_classes(found.counts, recorded.counts)
                         : same_boundary(found, recorded);
@@ -201,14 +220,14 @@ std::string Replay::Impl::describe_bits(const ReplayReport& report, const Replay
 
 void Replay::Impl::write_text(const Experiment& experiment, const ReplayOutcome& outcome,
                               ReplayReport* report) const {
-  const Boundary& recorded = record_.boundary();
+  const Boundary& recorded = recorded_.boundary();
   std::string& text = report->text;
-  text = fmt::format("replay {}: {}\n", printable(record_.path()), replay_result_name(report->result));
+  text = fmt::format("replay {}: {}\n", printable(recorded_.path()), replay_result_name(report->result));
   const auto line = [&](std::string_view what, std::string_view said) {
     text += fmt::format("{:<9} {}\n", printable(what), printable(said));
   };
   if (!report->missing.empty()) line("missing", report->missing);
-  line("recorded", fmt::format("rank {}, {}", record_.attempt().rank, recorded.describe()));
+  line("recorded", fmt::format("rank {}, {}", recorded_.attempt().rank, recorded.describe()));
   line("replayed", outcome.found ? outcome.found->describe() : "everything was finite");
   if (report->result == ReplayResult::kReproduced || report->bits == Bits::kDiffer) {
     line("place", "the same stage, tensor, index and classes");
@@ -219,22 +238,36 @@ void Replay::Impl::write_text(const Experiment& experiment, const ReplayOutcome&
            ? "every layer was finite"
            : fmt::format("last clean layer {}, first dirty {}",
                          outcome.last_clean.empty() ? "none" : outcome.last_clean, outcome.first_dirty));
-  if (batch_is_loaded_) line("batch", "made again by the trainer: the record holds none");
-  if (record_.state_source() != "bundle") line("state", "of checkpoint " + record_.state_source());
+  if (batch_is_loaded_) line("batch", "made again by the trainer: the bundle holds none");
+  if (recorded_.state_source() != "bundle") line("state", "of checkpoint " + recorded_.state_source());
   for (const std::string& setting : experiment.texts) line("set", setting);
   for (const auto& [what, said] : outcome.notes) line(what, said);
   line("weights", outcome.weights_untouched ? "untouched" : "CHANGED");
   if (!log_failure_.empty()) line("log", "not kept: " + log_failure_);
 }
 
+namespace {
+
+// A search of a large batch asks for many subsets that are made of many runs: of those the log has a digest.
+void put_kept(const std::vector<RecordedSample>& kept, nlohmann::ordered_json* line) {
+  constexpr std::size_t kMostRanges = 64;
+  std::vector<std::string> ranges = ranges_of(kept);
+  if (ranges.size() <= kMostRanges) {
+    (*line)["kept"] = std::move(ranges);
+    return;
+  }
+  (*line)["kept_samples"] = kept.size();
+  (*line)["kept_sha256"] = hex(sha256(fmt::format("{}", fmt::join(ranges, ","))));
+}
+
+}  // namespace
+
 void Replay::Impl::keep_experiment(const Experiment& experiment, const ReplayOutcome& outcome,
                                    const ReplayReport& report) {
-  nlohmann::ordered_json line = {{"set", experiment.texts}, {"input", record_.content_id()}};
-  if (experiment.is_subset) {
-    line["kept"] = ranges_of(experiment.kept);
-  }
+  nlohmann::ordered_json line = {{"set", experiment.texts}, {"input", recorded_.content_id()}};
+  if (experiment.is_subset) put_kept(experiment.kept, &line);
   line["batch"] = outcome.batch_sha256;
-  line["state"] = record_.state_source();
+  line["state"] = recorded_.state_source();
   line["result"] = replay_result_name(report.result);
   line["found"] = outcome.found ? outcome.found->describe() : "everything was finite";
   keep("replayed", line);
@@ -245,7 +278,8 @@ void Replay::Impl::keep(const std::string& name, const nlohmann::ordered_json& f
 }
 
 std::string Replay::Impl::environment_difference() const {
-  return holdfast::environment_difference(record_.environment(), describe_environment(trainer_.environment));
+  return holdfast::environment_difference(recorded_.environment(),
+                                          describe_environment(trainer_.environment));
 }
 
 ReplayReport Replay::Impl::run(const std::vector<std::string>& settings) {
@@ -266,18 +300,24 @@ ReplayReport Replay::run(const std::vector<std::string>& settings) try {
   return impl_->run(settings);
 } catch (const std::exception& error) {
   return impl_->refuse(printable(error.what()));
+} catch (...) {
+  return impl_->refuse("exception of unknown type");
 }
 
 ReplayReport Replay::shrink(const std::vector<std::string>& settings, std::uint64_t most_replays) try {
   return impl_->shrink(settings, most_replays);
 } catch (const std::exception& error) {
   return impl_->refuse(printable(error.what()));
+} catch (...) {
+  return impl_->refuse("exception of unknown type");
 }
 
 ReplayReport Replay::one_factor(const std::vector<std::string>& settings, std::uint64_t most_replays) try {
   return impl_->one_factor(settings, most_replays);
 } catch (const std::exception& error) {
   return impl_->refuse(printable(error.what()));
+} catch (...) {
+  return impl_->refuse("exception of unknown type");
 }
 
 }  // namespace holdfast

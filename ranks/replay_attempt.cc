@@ -59,6 +59,19 @@ std::string digest_of(const RecordedAttempt& attempt) {
   return hex(sha256(all));
 }
 
+// What is stored of complex128 has one more extent of 2. Of no extents at all a bundle makes one of 1.
+bool same_shape(const StateTensor& tensor, const RecordedTensor& kept) {
+  std::vector<std::int64_t> shape = tensor.shape;
+  std::vector<std::int64_t> stored = kept.shape;
+  if (tensor.dtype == DType::kComplex128) {
+    if (stored.empty() || stored.back() != 2) return false;
+    stored.pop_back();
+  }
+  if (shape.empty()) shape.push_back(1);
+  if (stored.empty()) stored.push_back(1);
+  return shape == stored;
+}
+
 }  // namespace
 
 std::int64_t count_samples(const RecordedAttempt& attempt, int micro_batch) {
@@ -75,7 +88,7 @@ std::int64_t count_samples(const RecordedAttempt& attempt, int micro_batch) {
 ReplayOutcome AttemptReplay::run(const std::vector<std::string>& settings,
                                  const std::vector<RecordedSample>& blanked) {
   ReplayOutcome outcome;
-  RecordedAttempt recorded = record_.attempt();
+  RecordedAttempt recorded = recorded_.attempt();
   recorded.settings = settings;
   std::string before, after;
   const auto refused = [&](const char* who, auto&& body) {
@@ -98,7 +111,7 @@ ReplayOutcome AttemptReplay::run(const std::vector<std::string>& settings,
   const EvidencePart& seen = watcher.recorder_.part();
   outcome.first_dirty = seen.first_dirty();
   outcome.last_clean = seen.last_clean();
-  outcome.bits = compare_measurements(seen, record_.origin());
+  outcome.bits = compare_measurements(seen, recorded_.origin());
   return outcome;
 }
 
@@ -114,8 +127,8 @@ void AttemptReplay::make(const RecordedAttempt& recorded, ReplayWatcher& watcher
     }
   };
   call(trainer_.run_attempt);
-  const Stage stage = record_.boundary().stage;
-  if (!is_made_in_part(stage) || !record_.boundary().error.empty() || watcher.earliest()) return;
+  const Stage stage = recorded_.boundary().stage;
+  if (!is_made_in_part(stage) || !recorded_.boundary().error.empty() || watcher.earliest()) return;
   const bool of_sum = stage == Stage::kReduction;
   const auto& again = of_sum ? trainer_.reduce_again : trainer_.update_again;
   watcher.stage_ = stage;
@@ -138,8 +151,8 @@ Status AttemptReplay::prepare(const RecordedAttempt& recorded) {
 
 Status AttemptReplay::load_state() {
   if (trainer_.state) return fill(trainer_.state());
-  if (std::string why = record_.read_state(trainer_.needed_state); !why.empty()) return Status::usage(why);
-  for (const auto& [name, tensor] : record_.state()) {
+  if (std::string why = recorded_.read_state(trainer_.needed_state); !why.empty()) return Status::usage(why);
+  for (const auto& [name, tensor] : recorded_.state()) {
     if (Status s = trainer_.load_state(tensor); !s.ok()) return s;
   }
   return Status();
@@ -152,23 +165,23 @@ Status AttemptReplay::fill(const TrainingState& state) {
   for (const StateBytes& bytes : state.bytes()) {
     if (!bytes.renewable) needed.push_back(bytes.name);
   }
-  if (std::string why = record_.read_state(needed); !why.empty()) return Status::usage(why);
-  const auto not_of_rank = [&](const std::string& name) {
-    return Status::usage(
-        fmt::format("{} as rank {} had it: a bundle holds what rank 0 has", name, record_.attempt().rank));
+  if (std::string why = recorded_.read_state(needed); !why.empty()) return Status::usage(why);
+  const auto refuse = [&](const std::string& name) {
+    return Status::usage(not_of_rank(name, recorded_.attempt().rank));
   };
   for (const StateTensor& tensor : state.tensors()) {
-    if (tensor.held != Held::kReplicated && !record_.has_own_state()) return not_of_rank(tensor.name);
-    const RecordedTensor& kept = record_.state().at(tensor.name);
-    if (stored_dtype(kept.dtype) != stored_dtype(tensor.dtype) || std::ssize(kept.bytes) != tensor.bytes())
+    if (tensor.held != Held::kReplicated && !recorded_.has_own_state()) return refuse(tensor.name);
+    const RecordedTensor& kept = recorded_.state().at(tensor.name);
+    if (stored_dtype(kept.dtype) != stored_dtype(tensor.dtype) || !same_shape(tensor, kept) ||
+        std::ssize(kept.bytes) != tensor.bytes())
       return Status::usage(tensor.name + " is of another model");
     if (!kept.bytes.empty()) std::memcpy(tensor.data, kept.bytes.data(), kept.bytes.size());
   }
   for (const StateBytes& bytes : state.bytes()) {
-    const auto kept = record_.state().find(bytes.name);
-    const bool others = bytes.held != Held::kReplicated && !record_.has_own_state();
-    if (others && !bytes.renewable) return not_of_rank(bytes.name);
-    if (others || kept == record_.state().end()) continue;
+    const auto kept = recorded_.state().find(bytes.name);
+    const bool others = bytes.held != Held::kReplicated && !recorded_.has_own_state();
+    if (others && !bytes.renewable) return refuse(bytes.name);
+    if (others || kept == recorded_.state().end()) continue;
     if (Status s = bytes.load(kept->second.bytes); !s.ok()) return s;
   }
   return Status();

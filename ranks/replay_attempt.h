@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "replay_record.h"
+#include "replay_bundle.h"
 
 namespace holdfast {
 
@@ -20,16 +20,17 @@ struct ReplayOutcome {
   std::string batch_sha256;  // of what it was made of
 };
 
-// The records of the batch of a micro-batch, over all of its tensors; 0 when they have no first extent in
+// The samples of the batch of a micro-batch, over all of its tensors; 0 when they have no first extent in
 // common.
 std::int64_t count_samples(const RecordedAttempt& attempt, int micro_batch);
 
 class AttemptReplay {
  public:
   // All must outlive it.
-  AttemptReplay(ReplayRecord& record, const ReplayTrainer& trainer) : record_(record), trainer_(trainer) {}
+  AttemptReplay(ReplayBundle& recorded, const ReplayTrainer& trainer)
+      : recorded_(recorded), trainer_(trainer) {}
 
-  // `settings` without those of records. Never throws but for want of memory.
+  // `settings` without those of samples. Never throws but for want of memory.
   ReplayOutcome run(const std::vector<std::string>& settings, const std::vector<RecordedSample>& blanked);
 
  private:
@@ -39,7 +40,7 @@ class AttemptReplay {
   void make(const RecordedAttempt& recorded, ReplayWatcher& watcher);
   std::string weights() const;
 
-  ReplayRecord& record_;
+  ReplayBundle& recorded_;
   const ReplayTrainer& trainer_;
   std::optional<std::vector<std::string>> prepared_;  // with which settings
 };

@@ -1,4 +1,4 @@
-// Experiments on one record.
+// Experiments on one bundle.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct Experiment {
   bool is_plain() const { return texts.empty() && !is_subset; }
 };
 
-std::string name_of(const RecordedSample& sample);  // "0.17"
+std::string name_of(const RecordedSample& sample);  // "0.17", "17" of no micro-batch
 
 std::vector<std::string> ranges_of(const std::vector<RecordedSample>& samples);
 
@@ -30,8 +30,8 @@ class Replay::Impl {
       : bundle_(std::move(bundle)),
         run_dir_(std::move(run_dir)),
         trainer_(std::move(trainer)),
-        record_(files, bundle_, run_dir_),
-        attempts_(record_, trainer_),
+        recorded_(files, bundle_, run_dir_),
+        attempts_(recorded_, trainer_),
         log_(files, bundle_ + "/experiments.jsonl") {}
 
   ReplayReport run(const std::vector<std::string>& settings);
@@ -56,14 +56,15 @@ class Replay::Impl {
 
   // ---- searches, see replay_search.cc
   std::string find_samples(const Experiment& base, std::vector<RecordedSample>* samples) const;
-  ReplayReport search(const Experiment& base, std::uint64_t most_replays);
+  // `shrunk`: what came of it, or why nothing did.
+  ReplayReport search(const Experiment& base, std::uint64_t most_replays, std::string* shrunk);
   std::string id_of(const RecordedSample& sample) const;
   std::string describe_set(const ReplayReport& report, std::size_t of, std::uint64_t replays) const;
 
   const std::string bundle_;
   const std::string run_dir_;
   const ReplayTrainer trainer_;
-  ReplayRecord record_;
+  ReplayBundle recorded_;
   AttemptReplay attempts_;
   ExperimentLog log_;
   std::string log_failure_;

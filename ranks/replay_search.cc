@@ -1,4 +1,4 @@
-// Many replays of one record: the fewest records of its batch that still do it, and one factor at a time.
+// Many replays of one bundle: the fewest samples of its batch that still do it, and one factor at a time.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,23 +14,23 @@ namespace holdfast {
 namespace {
 
 constexpr std::size_t kMostSamplesShown = 32;
-constexpr std::size_t kMostRecordsTried = 32;  // by one_factor()
+constexpr std::size_t kMostSamplesTried = 32;  // by one_factor()
 constexpr std::int64_t kMostSamples = 1 << 16;
 
 }  // namespace
 
 // All that are not blanked anyway, by micro-batch.
 std::string Replay::Impl::find_samples(const Experiment& base, std::vector<RecordedSample>* samples) const {
-  const RecordedAttempt& attempt = record_.attempt();
+  const RecordedAttempt& attempt = recorded_.attempt();
   std::set<int> micro_batches;
   for (const RecordedTensor& tensor : attempt.batch) micro_batches.insert(tensor.micro_batch);
   for (const int m : micro_batches) {
     const std::int64_t count = count_samples(attempt, m);
     if (count == 0 || count + std::ssize(*samples) > kMostSamples)
       return fmt::format(
-          "records that can be told apart: the tensors of micro-batch {} have no first extent in "
-          "common, or too large a one",
-          m);
+          "samples that can be told apart: the tensors of {} have no first extent in common, or too large a "
+          "one",
+          m < 0 ? "the batch" : fmt::format("micro-batch {}", m));
     for (std::int64_t i = 0; i < count; ++i) {
       const RecordedSample sample{m, i};
       if (std::ranges::find(base.blanked, sample) == base.blanked.end()) samples->push_back(sample);
@@ -41,7 +41,7 @@ std::string Replay::Impl::find_samples(const Experiment& base, std::vector<Recor
 
 // " (id 4711)", or nothing where ids are not on record.
 std::string Replay::Impl::id_of(const RecordedSample& sample) const {
-  const std::string* ids = record_.attempt().fact(samples_fact(sample.micro_batch));
+  const std::string* ids = recorded_.attempt().fact(samples_fact(sample.micro_batch));
   if (ids == nullptr) return "";
   std::istringstream all(*ids);
   std::string id;
@@ -68,9 +68,13 @@ std::string Replay::Impl::describe_set(const ReplayReport& report, std::size_t o
 }
 
 // `base` has been made and reproduces it.
-ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_replays) {
+ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_replays, std::string* shrunk) {
+  const auto failed = [&](ReplayReport why) {
+    *shrunk = "nothing: " + why.missing;
+    return why;
+  };
   std::vector<RecordedSample> all;
-  if (const std::string missing = find_samples(base, &all); !missing.empty()) return refuse(missing);
+  if (const std::string missing = find_samples(base, &all); !missing.empty()) return failed(refuse(missing));
   std::uint64_t replays = 0;
   const auto with = [&](const std::vector<std::size_t>& members) {
     Experiment experiment = base;
@@ -90,17 +94,17 @@ ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_rep
     return last.result == ReplayResult::kReproduced;
   };
   const MinimalSubset found = minimal_subset(all.size(), most_replays, fails);
-  if (last.result == ReplayResult::kNotReplayable && replays > 0) return last;
+  if (last.result == ReplayResult::kNotReplayable && replays > 0) return failed(last);
   // Once more: what is told is what was seen of the set itself.
   ReplayReport report = with(found.members);
-  if (report.result == ReplayResult::kNotReplayable) return report;
+  if (report.result == ReplayResult::kNotReplayable) return failed(report);
   const bool verified = report.result == ReplayResult::kReproduced;
   report.is_minimal = verified && found.is_minimal;
   for (const std::size_t i : found.members) report.samples.push_back(all[i]);
-  const std::string said = verified ? describe_set(report, all.size(), replays)
-                                    : "nothing: the same records do not give the same twice";
+  *shrunk = verified ? describe_set(report, all.size(), replays)
+                     : "nothing: the same samples do not give the same twice";
   keep("shrunk", {{"set", base.texts},
-                  {"input", record_.content_id()},
+                  {"input", recorded_.content_id()},
                   {"samples", ranges_of(report.samples)},
                   {"of", all.size()},
                   {"replays", replays},
@@ -109,7 +113,6 @@ ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_rep
                   {"found", report.found ? report.found->describe() : "everything was finite"},
                   {"last_clean", report.last_clean},
                   {"first_dirty", report.first_dirty}});
-  report.text += fmt::format("shrunk    {}\n", said);
   return report;
 }
 
@@ -119,7 +122,10 @@ ReplayReport Replay::Impl::shrink(const std::vector<std::string>& settings, std:
   Experiment experiment;
   experiment.texts = settings;
   static_cast<void>(split(settings, &experiment));  // run() took it
-  return search(experiment, most_replays);
+  std::string shrunk;
+  ReplayReport report = search(experiment, most_replays, &shrunk);
+  if (report.result != ReplayResult::kNotReplayable) report.text += fmt::format("shrunk    {}\n", shrunk);
+  return report;
 }
 
 ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, std::uint64_t most_replays) {
@@ -128,21 +134,23 @@ ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, 
   Experiment experiment;
   experiment.texts = settings;
   static_cast<void>(split(settings, &experiment));
-  const ReplayReport shrunk = search(experiment, most_replays);
+  std::string said;
+  const ReplayReport shrunk = search(experiment, most_replays, &said);
   std::vector<std::pair<std::string, std::string>> factors;  // with what is shown
   if (trainer_.factors) {
-    for (const std::string& factor : trainer_.factors(record_.attempt()))
+    for (const std::string& factor : trainer_.factors(recorded_.attempt()))
       factors.emplace_back(factor, printable(factor));
   }
-  const std::size_t records = std::min(shrunk.samples.size(), kMostRecordsTried);
-  for (std::size_t i = 0; i < records; ++i) {
+  const std::size_t samples = std::min(shrunk.samples.size(), kMostSamplesTried);
+  for (std::size_t i = 0; i < samples; ++i) {
     const RecordedSample& sample = shrunk.samples[i];
-    factors.emplace_back("record." + name_of(sample) + "=0",
-                         "record." + name_of(sample) + "=0" + id_of(sample));
+    factors.emplace_back("sample." + name_of(sample) + "=0",
+                         "sample." + name_of(sample) + "=0" + id_of(sample));
   }
   ReplayReport report = std::move(base);
   report.samples = shrunk.samples;
   report.is_minimal = shrunk.is_minimal;
+  report.text += fmt::format("shrunk    {}\n", said);
   nlohmann::ordered_json table = nlohmann::ordered_json::array();
   std::vector<std::string> remedies;
   for (const auto& [factor, shown] : factors) {
@@ -161,7 +169,7 @@ ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, 
   report.text += fmt::format(
       "alone     {}\n", remedies.empty() ? "none of them takes it away"
                                          : fmt::format("each takes it away: {}", fmt::join(remedies, ", ")));
-  keep("factors_tried", {{"set", settings}, {"input", record_.content_id()}, {"factors", table}});
+  keep("factors_tried", {{"set", settings}, {"input", recorded_.content_id()}, {"factors", table}});
   return report;
 }
 

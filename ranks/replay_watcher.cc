@@ -6,7 +6,7 @@
 #include "holdfast/coord/evidence/evidence.pb.h"
 #include "holdfast/coord/incident.h"
 #include "holdfast/coord/printable.h"
-#include "replay_record.h"
+#include "replay_bundle.h"
 
 namespace holdfast {
 

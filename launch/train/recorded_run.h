@@ -1,4 +1,4 @@
-// What a record says of the run that an attempt was part of, as this program's own options.
+// What a bundle says of the run that an attempt was part of, as this program's own options.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct RecordedRun {
   bool sum_overflow_off = false;  // the attempt had it, and the experiment is without
 };
 
-// All but the faults, with the attempt's settings. USAGE for a record that is not this program's.
+// All but the faults, with the attempt's settings. USAGE for a bundle that is not this program's.
 Status read_run(const RecordedAttempt& attempt, RecordedRun* run);
 // Once there is a model for them to strike. What would end the process is left out: it tells nothing here.
 Status read_faults(const RecordedAttempt& attempt, Workload& workload, RecordedRun* run);

@@ -19,7 +19,7 @@
 namespace holdfast::train {
 namespace {
 
-// What this trainer's attempt shows, under the names that its record has.
+// What this trainer's attempt shows, under the names that its bundle has.
 class Forwarder final : public AttemptWatcher, public LayerTap {
  public:
   explicit Forwarder(ReplayWatcher& to) : to_(to) {}
@@ -60,7 +60,7 @@ float value_of(std::uint64_t bits, const std::string& precision) {
 
 class Client {
  public:
-  // `data`: where the data set is, for a record without a batch; empty for nowhere.
+  // `data`: where the data set is, for a bundle without a batch; empty for nowhere.
   ReplayTrainer trainer(const std::vector<std::string>& data) {
     ReplayTrainer all;
     if (!data.empty())
@@ -165,9 +165,9 @@ class Client {
       const bool made_here = rank == attempt.rank || run_.sum_overflow_off;
       terms.push_back(made_here ? own : value_of(bits, configured(attempt, "precision")));
     }
-    if (terms.size() != attempt.ranks)
+    if (terms.size() != attempt.replicas)
       return watcher.lacks(fmt::format("the gradients of {} ranks at the bad index: there are {}",
-                                       attempt.ranks, terms.size()));
+                                       attempt.replicas, terms.size()));
     float sum = 0;
     for (const float term : terms) sum = rounded(sum + term);
     injector(attempt).corrupt_piece(Stage::kReduction, run_.plan.attempt, subject.tensor, subject.index,

@@ -1,4 +1,4 @@
-// An attempt that went wrong, made again from its record, in one process: guarded_train as a client of
+// An attempt that went wrong, made again from its bundle, in one process: guarded_train as a client of
 // holdfast/replay.h.
 #pragma once
 

@@ -47,7 +47,7 @@ Status parse_replay_settings(const std::vector<std::string>& texts, ReplaySettin
 
 std::string replay_settings_help() {
   return "precision=fp32|fp16|bf16, loss_scale=X, learning_rate=X, eps=X, injected=off, natural_faults=off, "
-         "record.MICRO.INDEX=0 (that record of the batch becomes zeros, without a target)";
+         "sample.MICRO.INDEX=0 (that sample of the batch becomes zeros, without a target)";
 }
 
 }  // namespace holdfast::train

@@ -1,4 +1,4 @@
-// What an experiment changes of a record: --set KEY=VALUE. Records of the batch are the library's, see
+// What an experiment changes of an attempt: --set KEY=VALUE. Samples of the batch are the library's, see
 // Replay::run().
 #pragma once
 

@@ -169,7 +169,7 @@ def injections(stages, rank=1):
 # (fault, setting that takes the cause away, if any does). A batch without targets is kept as it is, and so is what the
 # loss is divided by.
 NATURAL = {
-    "fashion-mnist": (("corrupt-record", f"record.0.{BATCH - 1}=0"), ("activation-overflow", "natural_faults=off"),
+    "fashion-mnist": (("corrupt-record", f"sample.0.{BATCH - 1}=0"), ("activation-overflow", "natural_faults=off"),
                       ("empty-target-mask", None), ("dropped-square-root", "natural_faults=off")),
     "gpt": (("corrupt-record", "natural_faults=off"), ("activation-overflow", "natural_faults=off"),
             ("empty-target-mask", None), ("masked-attention-row", "natural_faults=off"))}
@@ -235,7 +235,7 @@ class Replays(ReplayTest):
         self.check_dead_unit("fashion-mnist", "fp32")
 
     def test_one_factor_at_a_time(self):
-        """What is too large for one precision alone, in gradients and in their sum; and a repaired record is another
+        """What is too large for one precision alone, in gradients and in their sum; and a repaired sample is another
         one than the corrupt one."""
         job = self.capture("--inject", "value=-3.4e38@backward,rank=1,attempt=1,tensor=classifier.bias,index=7",
                            "--fault", "sum-overflow,attempt=7", "--fault", "corrupt-record,attempt=13,rank=1",
@@ -245,7 +245,7 @@ class Replays(ReplayTest):
                             (REPRODUCED, value, "precision=bf16"),
                             (REPRODUCED, total), (NOT_REPRODUCED, total, "precision=fp32"),
                             (NOT_REPRODUCED, total, "natural_faults=off"),
-                            (REPRODUCED, record, "record.0.0=0"), (NOT_REPRODUCED, record, f"record.0.{BATCH - 1}=0"))
+                            (REPRODUCED, record, "sample.0.0=0"), (NOT_REPRODUCED, record, f"sample.0.{BATCH - 1}=0"))
 
     def test_a_loss_that_is_scaled(self):
         """The attempt is made again at its scale; a defect is one at any other, too."""
@@ -283,8 +283,8 @@ class Replays(ReplayTest):
         loss, record = self.bundles(job).values()
         self.assertEqual([1, 1], [self.manifest(bundle)["origins"][0]["micro_batch"] for bundle in (loss, record)])
         self.assert_replays((REPRODUCED, loss), (NOT_REPRODUCED, loss, "injected=off"), (REPRODUCED, record),
-                            (REPRODUCED, record, f"record.0.{BATCH - 1}=0"),
-                            (NOT_REPRODUCED, record, f"record.1.{BATCH - 1}=0"))
+                            (REPRODUCED, record, f"sample.0.{BATCH - 1}=0"),
+                            (NOT_REPRODUCED, record, f"sample.1.{BATCH - 1}=0"))
 
     def test_what_an_update_wrote_is_not_an_attempt(self):
         job = self.capture("--optimizer", "adamw", "--eps", 0, "--fault", "dead-unit", policy="", steps=3, code=85)
@@ -408,7 +408,7 @@ class Bundles(EvidenceTest):
             self.assertEqual(["manifest.json", "manifest.pb", "report.json", "report.md"],
                              sorted(path.name for path in bundle.iterdir()))
         _, done = self.assert_replays((REPRODUCED, full), (NOT_REPLAYABLE, compact[0]))
-        self.assertIn("\nmissing   the batch of rank 1 (the record is compact: later incidents keep no tensors)\n",
+        self.assertIn("\nmissing   the batch of rank 1 (the bundle is compact: later incidents keep no tensors)\n",
                       done.stdout)
         self.assert_whole(job, 3)
 

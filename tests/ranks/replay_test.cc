@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "coord/events.h"
+#include "ranks/checkpoint/forwarding_file_system.h"
 #include "ranks/tiny_trainer.h"
 
 namespace holdfast {
@@ -105,14 +106,14 @@ TEST(Replay, WithoutItsCauseItIsNotReproduced) {
   const std::string value = record_tiny(dir, at_input());
   const std::string gain = record_tiny(other, at_backward());
   TinyTrainer trainer;
-  const ReplayReport repaired = replay(value, trainer, {"record.0.2=0"});
+  const ReplayReport repaired = replay(value, trainer, {"sample.0.2=0"});
   EXPECT_EQ(repaired.result, ReplayResult::kNotReproduced) << repaired.text;
   EXPECT_EQ(repaired.exit_code(), 2);
   EXPECT_NE(repaired.text.find("\nreplayed  everything was finite\n"), std::string::npos);
-  EXPECT_NE(repaired.text.find("\nset       record.0.2=0\n"), std::string::npos);
-  EXPECT_EQ(replay(value, trainer, {"record.0.1=0"}).result, ReplayResult::kReproduced);
+  EXPECT_NE(repaired.text.find("\nset       sample.0.2=0\n"), std::string::npos);
+  EXPECT_EQ(replay(value, trainer, {"sample.0.1=0"}).result, ReplayResult::kReproduced);
   EXPECT_EQ(replay(gain, trainer, {"gain=1"}).result, ReplayResult::kNotReproduced);
-  EXPECT_EQ(replay(gain, trainer, {"record.0.1=0"}).result, ReplayResult::kReproduced);
+  EXPECT_EQ(replay(gain, trainer, {"sample.0.1=0"}).result, ReplayResult::kReproduced);
 }
 
 TEST(Replay, AnotherPlaceIsDifferent) {
@@ -235,13 +236,13 @@ TEST(Replay, EveryDamagedByteOfAFileIsSeen) {
   expect_missing(dir / "nowhere", trainer.replayed(), "no folder");
 }
 
-TEST(Replay, ACompactRecordSaysThatTheBatchIsMissing) {
+TEST(Replay, ACompactBundleSaysThatTheBatchIsMissing) {
   const TempDir dir;
   TinyRun run = at_input();
   run.policy = "evidence { full_incidents: 0 }";
   TinyTrainer trainer;
   expect_missing(record_tiny(dir, run), trainer.replayed(),
-                 "the batch of rank 1 (the record is compact: later incidents keep no tensors)");
+                 "the batch of rank 1 (the bundle is compact: later incidents keep no tensors)");
 }
 
 TEST(Replay, ABatchThatTheQuotaHasCutIsNotReplayedInPart) {
@@ -258,7 +259,7 @@ TEST(Replay, AStateThatTheQuotaHasCutIsMissing) {
   run.policy = "evidence { bundle_quota_bytes: 320 }";
   TinyTrainer trainer;
   expect_missing(record_tiny(dir, run), trainer.replayed(),
-                 "the state before the attempt (table); the record names no checkpoint");
+                 "the state before the attempt (table); the bundle names no checkpoint");
 }
 
 TEST(Replay, AStateThatTheQuotaHasCutIsTakenFromTheCheckpointRightBefore) {
@@ -328,8 +329,8 @@ TEST(Replay, ATrainerMayRefuse) {
   refusing.load_state = [](const RecordedTensor&) -> Status { throw 7; };
   expect_missing(bundle, refusing, "load_state failed: exception of unknown type");
   expect_missing(bundle, trainer.replayed(), "gain=2: no setting of this trainer", {"gain=2"});
-  expect_missing(bundle, trainer.replayed(), "record.0.8=0: the batch has no such record", {"record.0.8=0"});
-  expect_missing(bundle, trainer.replayed(), "record.1.0=0: the batch has no such record", {"record.1.0=0"});
+  expect_missing(bundle, trainer.replayed(), "sample.0.8=0: the batch has no such sample", {"sample.0.8=0"});
+  expect_missing(bundle, trainer.replayed(), "sample.1.0=0: the batch has no such sample", {"sample.1.0=0"});
   expect_missing(bundle, ReplayTrainer(), "a trainer that can make an attempt");
   EXPECT_EQ(trainer.attempts, 0);
 }
@@ -347,7 +348,7 @@ TEST(Replay, WhatTheAttemptLacksAndWhatNoTrainerMakesAgainIsMissing) {
   expect_missing(sum, lacking, "\\x1b of rank 0");
 }
 
-TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
+TEST(Replay, ACompactBundleIsReplayedWithABatchThatTheTrainerMakesAgain) {
   const TempDir dir;
   TinyRun run = at_input();
   run.policy = "evidence { full_incidents: 0 }";
@@ -356,7 +357,9 @@ TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
   const std::string bundle = record_tiny(dir, run);
   TinyTrainer trainer;
   ReplayTrainer loading = trainer.replayed();
-  expect_missing(bundle, loading, "the batch of rank 1 (the record is compact");
+  expect_missing(bundle, loading, "the batch of rank 1 (the bundle is compact");
+  loading.load_batch = [](RecordedAttempt*) -> Status { throw 7; };
+  expect_missing(bundle, loading, "keep no tensors); exception of unknown type");
   loading.load_batch = [](RecordedAttempt*) -> Status { throw std::runtime_error("no data \x1b"); };
   expect_missing(bundle, loading, "keep no tensors); no data \\x1b");
   loading.load_batch = [](RecordedAttempt* attempt) {
@@ -373,7 +376,7 @@ TEST(Replay, ACompactRecordIsReplayedWithABatchThatTheTrainerMakesAgain) {
   const ReplayReport report = Replay(real_file_system(), bundle, loading).shrink();
   EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
   EXPECT_EQ(report.samples, (std::vector<RecordedSample>{{0, 2}}));
-  EXPECT_NE(report.text.find("\nbatch     made again by the trainer: the record holds none\n"),
+  EXPECT_NE(report.text.find("\nbatch     made again by the trainer: the bundle holds none\n"),
             std::string::npos);
 }
 
@@ -413,10 +416,43 @@ TEST(Replay, AStateOfAnotherModelIsRefused) {
   expect_missing(bundle, other, "weights is of another model");
   with(StateTensor{.name = "weights", .data = larger.data(), .dtype = DType::kInt32, .shape = {4}});
   expect_missing(bundle, other, "weights is of another model");
+  with(StateTensor{.name = "weights", .data = larger.data(), .shape = {2, 2}});
+  expect_missing(bundle, other, "weights is of another model");
+  with(StateTensor{.name = "weights", .data = larger.data(), .shape = {4, 1}});
+  expect_missing(bundle, other, "weights is of another model");
   with(StateTensor{.name = "bias", .data = larger.data(), .shape = {4}});
   expect_missing(bundle, other, "the state before the attempt (bias)");
   with(StateTensor{.name = "weights", .data = larger.data(), .shape = {4}, .held = Held::kPerRank});
   expect_missing(bundle, other, "weights as rank 1 had it: a bundle holds what rank 0 has");
+}
+
+TEST(Replay, AStateOfComplexNumbersAndOfAScalarFitsWhatWasRecorded) {
+  for (const std::uint64_t checkpoint_interval : {0u, 1000u}) {
+    const TempDir dir;
+    TinyRun run = at_input();
+    run.checkpoint_interval = checkpoint_interval;
+    run.clean_attempts = 0;
+    if (checkpoint_interval > 0) run.policy = "evidence { bundle_quota_bytes: 320 }";
+    run.change = [](TinyTrainer& t) {
+      t.has_odd_shapes = true;
+      t.phases[1][0] = {3.0, 4.0};
+      t.scalar = 5;
+    };
+    TinyTrainer trainer;
+    trainer.has_odd_shapes = true;
+    const std::string bundle = record_tiny(dir, run);
+    EXPECT_EQ(replay(bundle, trainer).result, ReplayResult::kReproduced);
+    EXPECT_EQ(trainer.phases[1][0], (std::complex<double>{3.0, 4.0}));
+    EXPECT_EQ(trainer.scalar, 5.0f);
+    ReplayTrainer flat = trainer.replayed();
+    flat.state = [&] {
+      TrainingState state;
+      state.add(
+          StateTensor{.name = "phases", .data = trainer.phases, .dtype = DType::kComplex128, .shape = {4}});
+      return state;
+    };
+    EXPECT_EQ(Replay(real_file_system(), bundle, flat).run().missing, "phases is of another model");
+  }
 }
 
 TEST(Replay, AllRecordedStateIsGivenToATrainerThatLoadsItByName) {
@@ -442,6 +478,206 @@ TEST(Replay, AllRecordedStateIsGivenToATrainerThatLoadsItByName) {
   expect_missing(bundle, loading, "the state before the attempt (bias)");
 }
 
+// ---- what fails once
+
+// Throws when a file is opened, the `nth` time.
+class ThrowingOnce final : public ForwardingFileSystem {
+ public:
+  explicit ThrowingOnce(int nth) : left_(nth) {}
+  Status open_file(const std::string& path, std::unique_ptr<ReadableFile>* out) override {
+    if (--left_ == 0) throw std::runtime_error("no memory for " + path);
+    return ForwardingFileSystem::open_file(path, out);
+  }
+  bool has_thrown() const { return left_ <= 0; }
+
+ private:
+  int left_;
+};
+
+TEST(Replay, AfterAnExceptionTheNextCallBeginsAnew) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, at_input());
+  int nth = 1;
+  for (;; ++nth) {
+    ASSERT_LT(nth, 200);
+    std::filesystem::remove(bundle + "/experiments.jsonl");
+    ThrowingOnce files(nth);
+    TinyTrainer trainer;
+    Replay again(files, bundle, trainer.replayed());
+    const ReplayReport first = again.run();
+    if (!files.has_thrown()) break;
+    EXPECT_EQ(first.result, ReplayResult::kNotReplayable) << first.text;
+    EXPECT_EQ(trainer.attempts, 0);
+    const ReplayReport second = again.run();
+    EXPECT_EQ(second.result, ReplayResult::kReproduced) << nth << ": " << second.text;
+    EXPECT_EQ(second.bits, Bits::kSame);
+  }
+  EXPECT_GT(nth, 8) << "manifest, texts, two parts and each tensor of the state";
+}
+
+// ---- what each rank has of its own
+
+TinyRun with_own_state(int bad_rank) {
+  TinyRun run = at_input();
+  run.clean_attempts = 0;
+  run.divide = [](TinyTrainer& t, int rank) {
+    t.has_own_state = true;
+    t.noise = {static_cast<float>(rank), 7.0f};
+    t.cursor = std::to_string(rank);
+  };
+  run.spoil = [=](TinyTrainer& t, int rank) {
+    if (rank == bad_rank) t.batch.at(2, 1) = kNanF;
+  };
+  return run;
+}
+
+// Takes the state by name, and keeps what is each rank's own.
+ReplayTrainer loading_own(TinyTrainer& trainer, std::map<std::string, Bytes>* own) {
+  ReplayTrainer loading = trainer.replayed();
+  loading.state = {};
+  loading.weights_digest = [] { return std::string(); };
+  loading.load_state = [own](const RecordedTensor& tensor) {
+    if (tensor.name == "noise" || tensor.name == "cursor") own->emplace(tensor.name, tensor.bytes);
+    return Status();
+  };
+  return loading;
+}
+
+TEST(ReplayOfOwnState, WhatRankZeroHasOfItsOwnIsNotGivenAsAnothers) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, with_own_state(1));
+  TinyTrainer trainer;
+  std::map<std::string, Bytes> own;
+  ReplayTrainer loading = loading_own(trainer, &own);
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  EXPECT_TRUE(own.empty());
+  loading.needed_state = {"weights", "noise"};
+  std::filesystem::remove(bundle + "/experiments.jsonl");
+  expect_missing(bundle, loading,
+                 "noise as rank 1 had it: a bundle holds what rank 0 has; the bundle names no checkpoint");
+  trainer.has_own_state = true;
+  expect_missing(bundle, trainer.replayed(), "noise as rank 1 had it: a bundle holds what rank 0 has");
+}
+
+TEST(ReplayOfOwnState, OfRankZeroItIsInTheBundle) {
+  const TempDir dir;
+  TinyTrainer trainer;
+  std::map<std::string, Bytes> own;
+  ReplayTrainer loading = loading_own(trainer, &own);
+  loading.needed_state = {"noise"};
+  const std::string bundle = record_tiny(dir, with_own_state(0));
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  ASSERT_EQ(own.size(), 2u);
+  EXPECT_EQ(own.at("cursor"), "0");
+}
+
+TEST(ReplayOfOwnState, OfAnotherRankTheCheckpointHasIt) {
+  const TempDir dir;
+  TinyRun run = with_own_state(1);
+  run.checkpoint_interval = 1000;
+  TinyTrainer trainer;
+  std::map<std::string, Bytes> own;
+  ReplayTrainer loading = loading_own(trainer, &own);
+  loading.needed_state = {"noise"};
+  const std::string bundle = record_tiny(dir, run);
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  ASSERT_EQ(own.size(), 2u);
+  EXPECT_EQ(own.at("cursor"), "1");
+  trainer.has_own_state = true;
+  const ReplayReport report = replay(bundle, trainer);
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(trainer.noise, (std::vector<float>{1.0f, 7.0f}));
+}
+
+// ---- replica groups
+
+// Rank 0's weights would leave the batch of rank 1 finite in forward.
+TinyRun of_two_groups() {
+  TinyRun run = at_forward();
+  run.groups = 2;
+  run.clean_attempts = 0;
+  run.divide = [](TinyTrainer& t, int rank) { t.weights[2] = rank == 0 ? 0.5f : 2.0f; };
+  return run;
+}
+
+TEST(ReplayOfGroups, AnotherGroupsWeightsAreNotTaken) {
+  const TempDir dir;
+  TinyTrainer trainer;
+  expect_missing(record_tiny(dir, of_two_groups()), trainer.replayed(),
+                 "the state before the attempt of replica group 1: the bundle has that of 0, rank 0's; the "
+                 "bundle names no checkpoint");
+  EXPECT_EQ(trainer.attempts, 0);
+}
+
+TEST(ReplayOfGroups, TheGroupsWeightsAreThoseOfTheCheckpoint) {
+  const TempDir dir;
+  TinyRun run = of_two_groups();
+  run.checkpoint_interval = 1000;
+  TinyTrainer trainer;
+  const std::string bundle = record_tiny(dir, run);
+  const ReplayReport report = replay(bundle, trainer);
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(report.bits, Bits::kSame) << report.text;
+  EXPECT_EQ(trainer.weights[2], 2.0f);
+  EXPECT_NE(report.text.find("\nstate     of checkpoint e0001-a0000000000\n"), std::string::npos)
+      << report.text;
+
+  // The same of a trainer that takes the state by name, and needs none of it.
+  ReplayTrainer loading = trainer.replayed();
+  loading.state = {};
+  loading.weights_digest = [] { return std::string(); };
+  loading.load_state = [&](const RecordedTensor& tensor) {
+    if (tensor.name == "weights")
+      std::memcpy(trainer.weights.data(), tensor.bytes.data(), tensor.bytes.size());
+    return Status();
+  };
+  trainer.weights[2] = 0;
+  EXPECT_EQ(Replay(real_file_system(), bundle, loading).run().result, ReplayResult::kReproduced);
+  EXPECT_EQ(trainer.weights[2], 2.0f);
+}
+
+// Of four ranks in two groups. What rank 1 finds is made again of its own group, whoever else was bad.
+TEST(ReplayOfGroups, ASumIsOfTheGroupsRanksOnly) {
+  for (const bool both : {false, true}) {
+    const TempDir dir;
+    TinyRun run = at_reduction();
+    run.ranks = 4;
+    run.groups = 2;
+    run.clean_attempts = 0;
+    run.checkpoint_interval = 1000;
+    run.spoil = [=](TinyTrainer& t, int rank) {
+      if (both || rank % 2 == 1) t.batch.gain = 1e37f;
+    };
+    TinyTrainer trainer;
+    ReplayTrainer summing = trainer.replayed();
+    std::vector<int> ranks;
+    summing.reduce_again = [&, sum = summing.reduce_again](const RecordedAttempt& attempt,
+                                                           ReplayWatcher& watcher) {
+      EXPECT_EQ(attempt.ranks, 4u);
+      EXPECT_EQ(attempt.replicas, 2u);
+      for (const auto& [rank, facts] : attempt.facts) ranks.push_back(rank);
+      sum(attempt, watcher);
+    };
+    const ReplayReport report = Replay(real_file_system(), record_tiny(dir, run), summing).run();
+    EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+    EXPECT_EQ(ranks, both ? (std::vector<int>{0, 2}) : (std::vector<int>{1, 3})) << report.text;
+  }
+}
+
+TEST(ReplayOfGroups, OfRankZerosGroupTheBundleHasTheWeights) {
+  const TempDir dir;
+  TinyRun run = of_two_groups();
+  run.ranks = 3;
+  run.spoil = [](TinyTrainer& t, int rank) {
+    if (rank == 2) t.batch.at(5, 2) = -3e38f;
+  };
+  run.divide = [](TinyTrainer& t, int rank) { t.weights[2] = rank % 2 == 0 ? 2.0f : 0.5f; };
+  TinyTrainer trainer;
+  const ReplayReport report = replay(record_tiny(dir, run), trainer);
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(report.bits, Bits::kSame) << report.text;
+}
+
 TEST(Replay, AnAttemptThatChangesWeightsIsCaught) {
   const TempDir dir;
   const std::string bundle = record_tiny(dir, at_input());
@@ -458,7 +694,7 @@ TEST(Replay, AnAttemptThatChangesWeightsIsCaught) {
   EXPECT_EQ(replay(bundle, trainer).result, ReplayResult::kReproduced);
 }
 
-TEST(Replay, NamesFromARecordAreEscaped) {
+TEST(Replay, NamesFromABundleAreEscaped) {
   const TempDir dir;
   TinyRun run = at_input();
   run.spoil = [](TinyTrainer& t, int rank) { only(rank, [&] { t.batch.throws = true; }); };
@@ -476,7 +712,7 @@ TEST(ReplayLog, EachExperimentIsKeptOnce) {
   TinyTrainer trainer;
   for (int i = 0; i < 2; ++i) {
     replay(bundle, trainer);
-    replay(bundle, trainer, {"record.0.2=0"});
+    replay(bundle, trainer, {"sample.0.2=0"});
     replay(bundle, trainer, {"gain=2"});
   }
   const std::vector<Json> lines = parse_events(read_file(bundle + "/experiments.jsonl"));
@@ -485,7 +721,7 @@ TEST(ReplayLog, EachExperimentIsKeptOnce) {
   EXPECT_EQ(lines[0].at("result"), "REPRODUCED");
   EXPECT_EQ(lines[0].at("found"), "input x[9]: 1 NaN, 0 +Inf, 0 -Inf");
   EXPECT_EQ(lines[0].at("state"), "bundle");
-  EXPECT_EQ(lines[1].at("set"), Json::array({"record.0.2=0"}));
+  EXPECT_EQ(lines[1].at("set"), Json::array({"sample.0.2=0"}));
   EXPECT_EQ(lines[1].at("result"), "NOT_REPRODUCED");
   EXPECT_EQ(lines[0].at("input"), lines[1].at("input"));
   EXPECT_NE(lines[0].at("batch"), lines[1].at("batch"));
@@ -503,6 +739,36 @@ TEST(ReplayLog, WhatIsNoFileIsLeftAlone) {
   EXPECT_TRUE(report.result == ReplayResult::kNotReplayable ||
               report.text.find("\nlog       not kept: ") != std::string::npos)
       << report.text;
+}
+
+TEST(ReplayLog, AFullLogIsSaidToBeOnceAndIsStillRead) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, at_input());
+  const std::string log = bundle + "/experiments.jsonl";
+  const std::string line(1 << 20, 'x');
+  std::string text;
+  for (int i = 0; i < 32; ++i) text += line.substr(i == 0 ? 33 : 1) + "\n";  // 32 bytes less than 32 MiB
+  write_file(log, text);
+  TinyTrainer trainer;
+  const ReplayReport last = replay(bundle, trainer);
+  EXPECT_EQ(last.text.find("\nlog "), std::string::npos) << last.text;
+  EXPECT_EQ(read_file(log).find("{\"event\":\"replayed\""), text.size());
+  std::uint64_t bytes = 0;
+  for (int i = 0; i < 2; ++i) {
+    const ReplayReport full = replay(bundle, trainer, {"sample.0.1=0"});
+    EXPECT_EQ(full.result, ReplayResult::kReproduced);
+    EXPECT_NE(full.text.find("\nlog       not kept: " + log + " has its 33554432 bytes: move it away\n"),
+              std::string::npos)
+        << full.text;
+    if (i == 0) bytes = std::filesystem::file_size(log);
+  }
+  EXPECT_EQ(std::filesystem::file_size(log), bytes);
+  const std::string end = read_file(log).substr(text.size());
+  const std::vector<Json> events = parse_events(end);
+  ASSERT_EQ(events.size(), 2u) << end;
+  EXPECT_EQ(events[1].at("event"), "log_full");
+  EXPECT_EQ(events[1].at("most_bytes"), 33554432);
+  EXPECT_EQ(replay(bundle, trainer).text, last.text) << "what is there already is kept";
 }
 
 TEST(ReplayLog, LinesOfOthersAreKeptAndAreNotParsed) {

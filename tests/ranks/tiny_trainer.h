@@ -6,6 +6,7 @@
 
 #include <barrier>
 #include <cmath>
+#include <complex>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -52,6 +53,13 @@ class TinyTrainer {
   float eps = 1e-8f;
   float rate = 0.125f;
   TinyBatch batch;
+  bool without_micro_batches = false;  // on record
+  bool has_odd_shapes = false;         // in its state
+  std::complex<double> phases[2][2] = {};
+  float scalar = 0;
+  bool has_own_state = false;  // on each rank
+  std::vector<float> noise = {0.0f, 0.0f};
+  std::string cursor = "0";
 
   TrainingState state() {
     TrainingState all;
@@ -68,6 +76,18 @@ class TinyTrainer {
                          std::memcpy(&steps, bytes.data(), sizeof steps);
                          return Status();
                        }});
+    if (has_odd_shapes) {
+      all.add(StateTensor{.name = "phases", .data = phases, .dtype = DType::kComplex128, .shape = {2, 2}});
+      all.add(StateTensor{.name = "scalar", .data = &scalar});
+    }
+    if (!has_own_state) return all;
+    all.add(StateTensor{.name = "noise", .data = noise.data(), .shape = {2}, .held = Held::kPerRank});
+    all.add(StateBytes{"cursor", [this] { return Bytes(cursor); },
+                       [this](const Bytes& bytes) {
+                         cursor = bytes;
+                         return Status();
+                       },
+                       Held::kPerRank, true});
     return all;
   }
 
@@ -109,11 +129,16 @@ class TinyTrainer {
       const std::int64_t shape[] = {kTinySamples, kTinyFeatures};
       TensorView x = TensorView::of(batch.x);
       x.shape = shape;
-      to.batch("x", x, 0);
-      to.batch("weight", TensorView::of(batch.weight), 0);
+      if (without_micro_batches) {
+        to.batch("x", x);
+        to.batch("weight", TensorView::of(batch.weight));
+      } else {
+        to.batch("x", x, 0);
+        to.batch("weight", TensorView::of(batch.weight), 0);
+      }
       to.fact("gain", exact_text(batch.gain));
       to.fact("throws", batch.throws ? "1" : "0");
-      to.fact("samples.0", "100,101,102,103,104,105,106,107");
+      to.fact(samples_fact(without_micro_batches ? -1 : 0), "100,101,102,103,104,105,106,107");
       if (subject.stage == Stage::kOptimizer) to.seen("gradient", TensorView::of(gradient));
     };
     all.rerun = [this](const EvidenceSubject& subject, EvidenceRecorder& to) {
@@ -228,12 +253,16 @@ struct TinyRun {
   std::string policy = "";
   int clean_attempts = 1;
   std::uint64_t checkpoint_interval = 0;
+  int ranks = kTinyRanks;
+  int groups = 1;  // of replicas: rank r is of group r % groups
+  // Of the state before the first attempt, of what is not the same on every rank.
+  std::function<void(TinyTrainer&, int rank)> divide = {};
 };
 
 // Recorded in DIR/run, by ranks as threads. Gives the folder of the bundle.
 inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
-  std::barrier<> together(kTinyRanks);
-  std::vector<std::vector<float>> shared(kTinyRanks);
+  std::barrier<> together(run.ranks);
+  std::vector<std::vector<float>> shared(static_cast<std::size_t>(run.ranks));
   GuardOptions options =
       guard_options(std::string(kSkipAnything) + " check_update: BEFORE " + run.policy, dir / "run");
   options.checkpoints.interval_attempts = run.checkpoint_interval;
@@ -242,8 +271,11 @@ inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
     trainer.local_attempt(guard);
     shared[static_cast<std::size_t>(rank)] = trainer.gradient;
     together.arrive_and_wait();
-    for (std::size_t f = 0; f < trainer.gradient.size(); ++f)
-      trainer.gradient[f] = shared[0][f] + shared[1][f];
+    trainer.gradient.assign(trainer.gradient.size(), 0.0f);
+    for (int r = rank % run.groups; r < run.ranks; r += run.groups) {
+      for (std::size_t f = 0; f < trainer.gradient.size(); ++f)
+        trainer.gradient[f] += shared[static_cast<std::size_t>(r)][f];
+    }
     together.arrive_and_wait();
     const BucketSlice layout{"weights", 0, kTinyFeatures};
     guard.observe_share(TensorView::of(trainer.gradient), {&layout, 1});
@@ -254,9 +286,10 @@ inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
     guard.finish();
     return decision.action;
   };
-  run_guarded(kTinyRanks, options, [&](StepGuard& guard, int rank) {
+  const auto train = [&](StepGuard& guard, int rank) {
     TinyTrainer trainer;
     if (run.change) run.change(trainer);
+    if (run.divide) run.divide(trainer, rank);
     const Status registered = guard.register_state(trainer.state());
     EXPECT_TRUE(registered.ok()) << registered.to_string();
     guard.protect("mean", trainer.mean.data(), DType::kFloat32, 1);
@@ -265,6 +298,11 @@ inline std::string record_tiny(const TempDir& dir, const TinyRun& run) {
     run.spoil(trainer, rank);
     EXPECT_EQ(attempt(guard, trainer, rank), Action::kSkip);
     EXPECT_TRUE(guard.close().apply());
+  };
+  ThreadGroup(run.ranks).run([&](Collective& collective) {
+    GuardOptions own = options;
+    if (run.groups > 1) own.replica_group = collective.rank() % run.groups;
+    if (const auto guard = create_guard(collective, own)) train(*guard, collective.rank());
   });
   return dir / ("run/incidents/e0001-a000000000" + std::to_string(run.clean_attempts));
 }

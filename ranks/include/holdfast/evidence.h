@@ -13,10 +13,12 @@
 #include "holdfast/collectives/record.h"
 #include "holdfast/scan.h"
 #include "holdfast/tensor_view.h"
+#include "holdfast/training_state.h"
 
 namespace holdfast {
 
 class EvidencePart;
+class EvidenceTensor;
 
 // What is to be explained: the earliest finding of the attempt's first origin, the same on every rank.
 struct EvidenceSubject {
@@ -49,13 +51,14 @@ class EvidenceRecorder {
              bool scaled);
 
   // For the guard.
-  void state(std::string_view name, const TensorView& tensor);
+  void state(std::string_view name, const TensorView& tensor, Held held);
   void failed(std::string_view what);
   bool found_again(const EvidenceSubject& subject) const;  // a layer() held the subject's value at its place
   EvidencePart& part() { return *part_; }
 
  private:
-  void add(int role, std::string_view name, const TensorView& tensor, int micro_batch);
+  // Null when it is left out.
+  EvidenceTensor* add(int role, std::string_view name, const TensorView& tensor, int micro_batch);
 
   const std::unique_ptr<EvidencePart> part_;
   std::uint64_t bytes_left_;
@@ -69,8 +72,9 @@ struct EvidenceProviders {
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> batch;
   // Makes this rank's attempt again up to its own gradients, with the same random numbers, calling layer()
   // for each tensor; no collective, no update. Buffers that forward mutates are put back by the guard. For a
-  // finding at stage reduction it is called on every rank, and has to add the fact "local_gradient": this
-  // rank's value at the subject's index, in the type that is reduced.
+  // finding at stage reduction it is called on every rank of the first origin's replica group, and has to add
+  // the fact "local_gradient": this rank's value at the subject's index, in the type that is reduced. An
+  // origin of another group is asked, too, and adds none when it has no such tensor.
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> rerun;
   // What the run is: workload, precision, optimizer, batch size, ... Strings, by name.
   std::map<std::string, std::string> configuration;

@@ -40,26 +40,27 @@ struct RecordedTensor {
   int micro_batch = -1;
 };
 
-// One record of the batch: row `index` of each tensor of a micro-batch.
+// One sample of the batch: row `index` of each tensor of a micro-batch; -1: of those that are of all.
 struct RecordedSample {
-  int micro_batch = 0;
+  int micro_batch = -1;
   std::int64_t index = 0;
   auto operator<=>(const RecordedSample&) const = default;
 };
 
-// The attempt of one rank, the first origin of which there is a record.
+// The attempt of one rank, the first origin that is on record.
 struct RecordedAttempt {
   int rank = 0;
   std::uint64_t ranks = 1;
+  std::uint64_t replicas = 1;  // of its replica group: those that a sum is of
   double loss_scale = 1;
   EvidenceSubject subject;  // what the providers were told
   std::map<std::string, std::string> configuration;
-  // EvidenceRecorder::fact() of each rank that was asked, by rank.
+  // EvidenceRecorder::fact() of each rank of its replica group that was asked, by rank.
   std::map<int, std::map<std::string, std::string>> facts;
-  std::vector<RecordedTensor> batch;  // EvidenceRecorder::batch(), but for records that an experiment blanks
+  std::vector<RecordedTensor> batch;  // EvidenceRecorder::batch(), but for samples that an experiment blanks
   std::vector<RecordedTensor> seen;   // EvidenceRecorder::seen()
   std::vector<std::string> left_out;  // names of what the quota left no room for: the batch may lack a part
-  std::vector<std::string> settings;  // KEY=VALUE that an experiment changes, without those of records
+  std::vector<std::string> settings;  // KEY=VALUE that an experiment changes, without those of samples
 
   const std::string* fact(std::string_view name) const;  // of `rank`; null when there is none
   const RecordedTensor* find_seen(std::string_view name) const;
@@ -93,7 +94,7 @@ class ReplayWatcher {
   // As EvidenceRecorder::layer(), in the order of the computation: brackets the boundary, and no more.
   void layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor, const TensorView& values,
              int micro_batch, bool scaled);
-  // The record holds too little, or nothing that fits, to go on: it cannot be replayed, for want of `what`.
+  // The bundle holds too little, or nothing that fits, to go on: it cannot be replayed, for want of `what`.
   void lacks(std::string_view what);
   // A line of the report: "injected", "faults are put in again".
   void note(std::string_view what, std::string_view text);
@@ -122,8 +123,8 @@ struct ReplayTrainer {
   // are.
   std::function<Status(const RecordedAttempt& attempt)> prepare;
 
-  // For a record that holds no batch (a compact one): adds to `attempt`.batch what the attempt was fed with,
-  // from the data set and the facts on record. Once. May be empty: such records are not replayed then.
+  // For a bundle that holds no batch (a compact one): adds to `attempt`.batch what the attempt was fed with,
+  // from the data set and the facts on record. Once. May be empty: such bundles are not replayed then.
   std::function<Status(RecordedAttempt* attempt)> load_batch;
 
   // One of the two, see also `weights_digest`. The memory that attempts are made with, after prepare(): every
@@ -131,14 +132,15 @@ struct ReplayTrainer {
   // moving average, may be left out.
   std::function<TrainingState()> state;
   // Or: takes one recorded tensor, or the bytes that a StateBytes saved, by its name; refuses what is not of
-  // this model and passes over what it has no use for. Called for each before each run.
+  // this model and passes over what it has no use for. Called for each before each run; not for what each
+  // rank has of its own when only another rank's is known, as a bundle has rank 0's.
   std::function<Status(const RecordedTensor& tensor)> load_state;
   std::vector<std::string> needed_state;  // with load_state: names without which nothing can be replayed
 
   // Makes the attempt again, up to the rank's own gradients: no update. Required.
   std::function<void(const RecordedAttempt& attempt, ReplayWatcher& watcher)> run_attempt;
   // For what was found in the sum, and by the optimizer: called after an attempt that was clean, to observe()
-  // the sum at the subject's index, and the update without writing it. Such records cannot be replayed
+  // the sum at the subject's index, and the update without writing it. Such bundles cannot be replayed
   // without.
   std::function<void(const RecordedAttempt& attempt, ReplayWatcher& watcher)> reduce_again;
   std::function<void(const RecordedAttempt& attempt, ReplayWatcher& watcher)> update_again;
@@ -147,7 +149,7 @@ struct ReplayTrainer {
   // that forward does not mutate is then compared.
   std::function<std::string()> weights_digest;
 
-  // Makes record `row` of a tensor one that weighs nothing; without it, all its bytes become 0.
+  // Makes sample `row` of a tensor one that weighs nothing; without it, all its bytes become 0.
   std::function<void(RecordedTensor& tensor, std::int64_t row)> blank;
   // Settings to try one at a time, see Replay::one_factor().
   std::function<std::vector<std::string>(const RecordedAttempt& attempt)> factors;
@@ -159,11 +161,11 @@ enum class ReplayResult : int {
   kReproduced = 0,     // the same stage, tensor, index and classes
   kDifferent = 1,      // something else was not finite, or failed
   kNotReproduced = 2,  // everything was finite
-  kNotReplayable = 3   // the record lacks what it takes, is damaged or is of another trainer
+  kNotReplayable = 3   // the bundle lacks what it takes, is damaged or is of another trainer
 };
 const char* replay_result_name(ReplayResult result);  // "REPRODUCED", ...
 
-// Of counts and of all measurements that both the record and the replay have.
+// Of counts and of all measurements that both the bundle and the replay have.
 enum class Bits { kNotCompared, kSame, kDiffer };
 
 struct ReplayReport {
@@ -195,19 +197,22 @@ class Replay {
   Replay(FileSystem& files, std::string bundle, ReplayTrainer trainer, std::string run_dir = "");
   ~Replay();
 
-  // Makes the attempt again with `settings`: the trainer's own, and "record.MICRO.INDEX=0", which blanks a
-  // record. Never fails but in its report.
+  // Makes the attempt again with `settings`: the trainer's own, and "sample.MICRO.INDEX=0", which blanks a
+  // sample; "sample.INDEX=0" of a batch that was recorded without micro-batches. Never fails but in its
+  // report.
   ReplayReport run(const std::vector<std::string>& settings = {});
 
-  // Looks for the fewest records that still give the same boundary: stage, tensor and index, and no class
+  // Looks for the fewest samples that still give the same boundary: stage, tensor and index, and no class
   // that was not there. Others are blanked and stay in their place, so that shapes, random numbers and what
   // the loss is divided by stay the same; statistics over the batch (BatchNorm) do not. What is found has no
-  // record that could be taken away, though there may be other such sets; it is made again once more in the
-  // end. REPRODUCED when there is such a set. Takes at most `most_replays`.
+  // sample that could be taken away, though there may be other such sets. REPRODUCED when there is such a
+  // set. Makes at most `most_replays` + 2 attempts: that with `settings` alone first, and the smallest set
+  // once more in the end.
   ReplayReport shrink(const std::vector<std::string>& settings = {}, std::uint64_t most_replays = 1000);
 
-  // Each of the trainer's factors alone, and each record of the smallest set alone (at most 32) taken away.
-  // The result is that of the attempt without any. At most `most_replays` for the set.
+  // Each of the trainer's factors alone, and each sample of the smallest set alone (the first 32) taken away.
+  // The result is that of the attempt without any. Makes as many attempts as shrink(), and one more for each
+  // factor and each of those samples.
   ReplayReport one_factor(const std::vector<std::string>& settings = {}, std::uint64_t most_replays = 1000);
 
  private:
@@ -215,7 +220,7 @@ class Replay {
   const std::unique_ptr<Impl> impl_;
 };
 
-// A fact of this name, of each micro-batch, is shown beside its records: ids, separated by commas.
-std::string samples_fact(int micro_batch);  // "samples.0"
+// A fact of this name, of each micro-batch, is shown beside its samples: ids, separated by commas.
+std::string samples_fact(int micro_batch);  // "samples.0"; "samples" for -1
 
 }  // namespace holdfast

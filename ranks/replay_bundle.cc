@@ -1,4 +1,4 @@
-#include "replay_record.h"
+#include "replay_bundle.h"
 
 #include <fmt/format.h>
 
@@ -46,7 +46,8 @@ std::string parent_of(std::string path) {
 
 }  // namespace
 
-std::string ReplayRecord::open() {
+std::string ReplayBundle::open() {
+  attempt_ = {};
   if (Status s = Bundle::open(files_, path_, &bundle_); !s.ok()) return s.message();
   if (const auto faults = bundle_->verify(); !faults.empty()) return "it is damaged: " + faults.front();
   const BundleManifest& manifest = bundle_->manifest();
@@ -55,14 +56,18 @@ std::string ReplayRecord::open() {
   if (std::string missing = find_boundary(); !missing.empty()) return missing;
   attempt_.rank = origin_->rank();
   attempt_.ranks = manifest.ranks();
+  attempt_.replicas = origin_->has_replicas() ? origin_->replicas() : manifest.ranks();
   attempt_.loss_scale = manifest.loss_scale();
   attempt_.configuration = named(manifest.configuration());
-  for (const EvidencePart& part : manifest.parts()) attempt_.facts.emplace(part.rank(), named(part.facts()));
+  for (const EvidencePart& part : manifest.parts()) {
+    if (part.replica_group() == origin_->replica_group())
+      attempt_.facts.emplace(part.rank(), named(part.facts()));
+  }
   environment_ = named(manifest.environment());
   return read_tensors();
 }
 
-std::string ReplayRecord::why_not_the_attempt() const {
+std::string ReplayBundle::why_not_the_attempt() const {
   const BundleManifest& manifest = bundle_->manifest();
   std::string why = "what went wrong is the state and not the attempt (" + printable(manifest.kind()) + ")";
   if (manifest.has_generation()) {
@@ -72,7 +77,7 @@ std::string ReplayRecord::why_not_the_attempt() const {
   return why;
 }
 
-std::string ReplayRecord::find_origin() {
+std::string ReplayBundle::find_origin() {
   const auto& parts = bundle_->manifest().parts();
   const auto found = std::ranges::find_if(parts, [](const EvidencePart& part) { return part.is_origin(); });
   if (found == parts.end()) return "no origin rank contributed anything";
@@ -80,7 +85,7 @@ std::string ReplayRecord::find_origin() {
   return "";
 }
 
-std::string ReplayRecord::find_boundary() {
+std::string ReplayBundle::find_boundary() {
   const BundleManifest& manifest = bundle_->manifest();
   EvidenceSubject& subject = attempt_.subject;
   subject.epoch = manifest.epoch();
@@ -108,7 +113,7 @@ std::string ReplayRecord::find_boundary() {
   return manifest.error().empty() ? "what the exception said" : "";
 }
 
-std::string ReplayRecord::read_tensors() {
+std::string ReplayBundle::read_tensors() {
   for (const EvidenceTensor& tensor : origin_->tensors()) {
     if (tensor.role() != EvidenceTensor::BATCH && tensor.role() != EvidenceTensor::SEEN) continue;
     auto& to = tensor.role() == EvidenceTensor::BATCH ? attempt_.batch : attempt_.seen;
@@ -118,16 +123,20 @@ std::string ReplayRecord::read_tensors() {
   return "";
 }
 
-std::string ReplayRecord::missing_batch() const {
+std::string ReplayBundle::missing_batch() const {
   if (!attempt_.batch.empty()) return "";
   std::string missing = "the batch of rank " + std::to_string(attempt_.rank);
-  if (bundle_->manifest().compact()) missing += " (the record is compact: later incidents keep no tensors)";
+  if (bundle_->manifest().compact()) missing += " (the bundle is compact: later incidents keep no tensors)";
   return missing;
 }
 
 // ---- the state before the attempt
 
-std::string ReplayRecord::read_state(const std::vector<std::string>& needed) {
+std::string not_of_rank(const std::string& name, int rank) {
+  return fmt::format("{} as rank {} had it: a bundle holds what rank 0 has", printable(name), rank);
+}
+
+std::string ReplayBundle::read_state(const std::vector<std::string>& needed) {
   const auto lacking = [&]() -> const std::string* {
     for (const std::string& name : needed) {
       if (!state_.contains(name)) return &name;
@@ -135,31 +144,60 @@ std::string ReplayRecord::read_state(const std::vector<std::string>& needed) {
     return nullptr;
   };
   if (state_source_.empty()) {
-    state_source_ = "bundle";
-    has_own_state_ = attempt_.rank == 0;
-    for (const EvidencePart& part : bundle_->manifest().parts()) {
-      if (part.rank() != 0) continue;
-      for (const EvidenceTensor& tensor : part.tensors()) {
-        if (tensor.role() != EvidenceTensor::STATE || state_.contains(tensor.name())) continue;
-        if (std::string why = read_recorded(*bundle_, tensor, &state_[tensor.name()]); !why.empty())
-          return why;
-      }
-    }
+    const std::string other = why_not_the_bundle();
+    const std::string why = other.empty() ? read_bundled_state() : read_checkpoint();
+    if (!why.empty()) return other.empty() ? why : other + "; " + why;
   }
   const std::string* missing = lacking();
   if (missing == nullptr) return "";
   const std::string name = *missing;
   const std::string why = read_checkpoint();
   if (why.empty() && lacking() == nullptr) return "";
+  if (!why.empty() && of_rank_0_.contains(name))
+    return fmt::format("{}; {}", not_of_rank(name, attempt_.rank), why);
   return "the state before the attempt (" + printable(why.empty() ? *lacking() : name) + ")" +
          (why.empty() ? "" : "; " + why);
 }
 
+const EvidencePart* ReplayBundle::find_part(int rank) const {
+  const auto& parts = bundle_->manifest().parts();
+  const auto found = std::ranges::find(parts, rank, &EvidencePart::rank);
+  return found == parts.end() ? nullptr : &*found;
+}
+
+// With tensor parallelism the groups' tensors have the same names and shapes. "" when it is the origin's.
+std::string ReplayBundle::why_not_the_bundle() const {
+  const EvidencePart* rank_0 = find_part(0);
+  if (rank_0 == nullptr || rank_0->replica_group() == origin_->replica_group()) return "";
+  return fmt::format("the state before the attempt of replica group {}: the bundle has that of {}, rank 0's",
+                     printable(origin_->replica_group()), printable(rank_0->replica_group()));
+}
+
+// All or nothing, so that the next call may try again.
+std::string ReplayBundle::read_bundled_state() {
+  const bool is_own = attempt_.rank == 0;
+  std::map<std::string, RecordedTensor> state;
+  const EvidencePart* rank_0 = find_part(0);
+  for (int i = 0; rank_0 != nullptr && i < rank_0->tensors_size(); ++i) {
+    const EvidenceTensor& tensor = rank_0->tensors(i);
+    if (tensor.role() != EvidenceTensor::STATE || state.contains(tensor.name())) continue;
+    if (!is_own && tensor.held() != static_cast<int>(Held::kReplicated)) {
+      of_rank_0_.insert(tensor.name());
+      continue;
+    }
+    if (std::string why = read_recorded(*bundle_, tensor, &state[tensor.name()]); !why.empty()) return why;
+  }
+  state_ = std::move(state);
+  has_own_state_ = is_own;
+  state_source_ = "bundle";
+  return "";
+}
+
 // In place of what the bundle has. "", or why it cannot serve.
-std::string ReplayRecord::read_checkpoint() {
+std::string ReplayBundle::read_checkpoint() {
   const BundleManifest& manifest = bundle_->manifest();
   GenerationId id;
-  if (!manifest.has_generation()) return "the record names no checkpoint";
+  if (!manifest.has_generation()) return "the bundle names no checkpoint";
   const std::string name = printable(manifest.generation());
   if (manifest.attempts_since_generation() != 0) {
     return fmt::format("checkpoint {} of the run is {} attempts earlier", name,
@@ -177,6 +215,9 @@ std::string ReplayRecord::read_checkpoint() {
   Manifest generation;
   if (Status s = read_manifest(files_, checkpoints, id, &generation); !s.ok()) return s.message();
   std::optional<std::uint32_t> group;
+  const auto named = std::ranges::find(generation.groups(), origin_->replica_group());
+  if (named != generation.groups().end())
+    group = static_cast<std::uint32_t>(named - generation.groups().begin());
   for (const Part& part : generation.parts()) {
     if (part.has_group() && part.has_rank() && part.rank() == attempt_.rank) group = part.group();
   }
@@ -203,8 +244,9 @@ std::string ReplayRecord::read_checkpoint() {
         return s.message();
     }
   }
+  std::string source = id.name();
   state_ = std::move(state);
-  state_source_ = id.name();
+  state_source_ = std::move(source);
   has_own_state_ = true;
   return "";
 }

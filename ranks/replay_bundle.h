@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,10 @@ namespace holdfast {
 class BundleManifest;
 class EvidencePart;
 
-class ReplayRecord {
+class ReplayBundle {
  public:
   // Both must outlive it. `run_dir` "": where the bundle was written.
-  ReplayRecord(FileSystem& files, const std::string& path, const std::string& run_dir)
+  ReplayBundle(FileSystem& files, const std::string& path, const std::string& run_dir)
       : files_(files), path_(path), run_dir_(run_dir) {}
 
   // Reads and checks all of the bundle but the state. "", or what is missing or wrong. But for a batch
@@ -35,8 +36,8 @@ class ReplayRecord {
   const EvidencePart& origin() const { return *origin_; }
   const std::map<std::string, std::string>& environment() const { return environment_; }
 
-  // The state before the attempt: from the bundle when it holds all of `needed`, else from the checkpoint
-  // that it names. "", or what is missing.
+  // The state before the attempt: from the bundle when it holds all of `needed` and is of the origin's
+  // replica group, else from the checkpoint that it names. "", or what is missing.
   std::string read_state(const std::vector<std::string>& needed);
   const std::map<std::string, RecordedTensor>& state() const { return state_; }
   // Whether it has what is each rank's own: a bundle's is rank 0's.
@@ -47,6 +48,9 @@ class ReplayRecord {
   std::string find_origin();
   std::string find_boundary();
   std::string read_tensors();
+  const EvidencePart* find_part(int rank) const;  // null when there is none
+  std::string why_not_the_bundle() const;
+  std::string read_bundled_state();
   std::string read_checkpoint();
   std::string why_not_the_attempt() const;
 
@@ -59,9 +63,13 @@ class ReplayRecord {
   Boundary boundary_;
   std::map<std::string, std::string> environment_;
   std::map<std::string, RecordedTensor> state_;
+  std::set<std::string> of_rank_0_;  // what the bundle has of it, and not of the origin
   bool has_own_state_ = false;
   std::string state_source_;
 };
+
+// Why the bundle's state of this name cannot serve.
+std::string not_of_rank(const std::string& name, int rank);
 
 // ---- comparison, see replay_watcher.cc
 
