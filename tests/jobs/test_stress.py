@@ -1,6 +1,9 @@
 """bench/stress.sh: its judge finds what was doctored into a good record, and a short run of it passes."""
 
+import contextlib
 import copy
+import importlib.util
+import io
 import os
 import pathlib
 import signal
@@ -9,6 +12,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 import jobs
 from jobs import ROOT, processes, strict_json, until
@@ -18,6 +22,11 @@ sys.path.insert(0, str(ROOT / "bench" / "stress"))
 import judge  # noqa: E402
 import plan  # noqa: E402
 import run  # noqa: E402
+
+# The program itself, which is none of this name.
+SPEC = importlib.util.spec_from_file_location("stress", ROOT / "bench" / "stress" / "__main__.py")
+stress = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(stress)
 
 SEED, HOSTS, PER_HOST, STEPS = 7, 3, 2, 120
 
@@ -423,6 +432,60 @@ class Unreadable(unittest.TestCase):
             record = runner.run(lambda seen: self.fail("no reference then"), None)
         failures = judge.Judge(the_round, record).judge().failures
         self.assertIn("there is no events.jsonl", failures[0])
+
+
+class Troubles(unittest.TestCase):
+    """What goes wrong beside the jobs is a finding, and the figures are reported all the same."""
+
+    def main(self, play, *words, up=lambda *_, **__: None):
+        """Exit code, output and, if it is there, what --json says. `play` takes the place of a round's jobs."""
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
+            said = pathlib.Path(folder) / "said.json"
+            for target, name, value in ((stress, "missing", lambda _: ""), (stress.signal, "signal", lambda *_: None),
+                                        (tempfile, "tempdir", folder), (run.jobs, "small_data", lambda *_: None),
+                                        (run.Cluster, "do", up), (run.Runner, "run", play)):
+                patches.enter_context(unittest.mock.patch.object(target, name, value))
+            out = patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            patches.enter_context(contextlib.redirect_stderr(out))
+            code = stress.main(["--attempts", str(STEPS), "--json", str(said), *words])
+            return code, out.getvalue(), strict_json(said.read_text()) if said.exists() else None
+
+    def test_trouble_in_a_later_round_fails_with_its_reason_and_all_figures(self):
+        for trouble in (RuntimeError("launch/cluster.sh cut node1: no such host"),
+                        subprocess.TimeoutExpired(["cluster.sh", "heal"], 120), ValueError("line 3 of departures"),
+                        PermissionError("departures.jsonl"), AssertionError("NaN in departures.jsonl")):
+            def play(runner, _omitted, _draw, trouble=trouble):
+                if runner.round.number == 1:
+                    raise trouble
+                runner.record.update(GoodRecord(runner.round).record())
+                return runner.record
+            with self.subTest(trouble):
+                code, out, said = self.main(play)
+                self.assertEqual(1, code, out)
+                self.assertRegex(out, r"\nstress: FAIL .*round 1:kill: it could not be played: ")
+                self.assertRegex(out, r"\nrounds +2\n")
+                self.assertFalse(said["passed"])
+                self.assertIn(repr(trouble), said["reasons"][0])
+                self.assertEqual([0, 1], [played["round"] for played in said["rounds"]])
+                self.assertEqual([], said["rounds"][0]["failures"])
+                self.assertGreater(said["figures"]["faults attributed"], 4)
+                self.assertEqual(["round1"], [pathlib.Path(kept).name for kept in said["kept"]])
+
+    def test_a_record_that_cannot_be_judged(self):
+        def play(runner, _omitted, _draw):
+            runner.record.update(GoodRecord(runner.round).record())
+            del next(event for event in runner.record["events"] if "origins" in event)["origins"]
+            return runner.record
+        code, out, said = self.main(play, "--only", "0")
+        self.assertEqual(1, code, out)
+        self.assertIn("round 0:values: its record cannot be judged: KeyError('origins')", said["reasons"])
+
+    def test_without_hosts_nothing_is_begun(self):
+        def up(*_, **settings):
+            if settings.get("check", True):
+                raise RuntimeError("launch/cluster.sh up: needs root")
+        code, out, said = self.main(None, up=up)
+        self.assertEqual((64, None), (code, said), out)
 
 
 class StressTest(unittest.TestCase):
