@@ -1,7 +1,10 @@
 // Checkpoints of a run with several replica groups: the same names in each, and other values.
 #include <gtest/gtest.h>
 
+#include "generation_folder.h"
 #include "holdfast/checkpoint/manifest.pb.h"
+#include "holdfast/coord/storage/publication.h"
+#include "manifest_limits.h"
 #include "part_reports.h"
 #include "store_world.h"
 
@@ -198,6 +201,59 @@ TEST(CheckpointGroups, AnArrayIsHeldInFullByEachGroup) {
     EXPECT_EQ(status.message(),
               "rank 0: sharded moments of replica group tp=1: element 6 of 12 is held by no rank");
   });
+}
+
+// ---- what could not be read back is not published
+
+TEST(CheckpointGroups, ANameThatAManifestMayNotHoldIsRefusedBeforePublication) {
+  const MemoryDir temp;
+  const std::string longest(4097, 'x');
+  ThreadGroup(2).run([&](Collective& collective) {
+    ReplicaGroups groups(2);
+    ASSERT_TRUE(ReplicaGroups::agree(collective, {{longest, collective.rank()}}, {}, &groups).ok());
+    RankState state(collective.rank(), 2);
+    state.add("layer", DType::kFloat32, {5}, Held::kReplicated);
+    Rank rank{collective, state, nullptr};
+    ASSERT_TRUE(CheckpointStore::create(collective, real_file_system(), temp / "c", {.interval_attempts = 1},
+                                        state.state(), groups, &rank.store)
+                    .ok());
+    const CheckpointOutcome outcome = rank.publish(10);
+    if (!rank.is_first()) return;
+    EXPECT_FALSE(outcome.published);
+    EXPECT_FALSE(outcome.non_finite);
+    EXPECT_EQ(
+        outcome.reason,
+        "e0001-a0000000010 refused: no restore would read it: the manifest is damaged: it has a replica "
+        "group without a name");
+  });
+  EXPECT_EQ(names_in(temp / "c"), std::vector<std::string>{});
+}
+
+// Two groups, each with as many tensors as are allowed in all.
+TEST(CheckpointGroups, MoreTensorsThanAManifestMayHoldAreRefusedAndTheOlderGenerationStays) {
+  const MemoryDir temp;
+  FileSystem& files = real_file_system();
+  GroupedRun{temp / "c", {"0", "1"}}.publish();
+  GenerationFolder folder(files, temp / "c", {.keep = 1});
+  ASSERT_TRUE(folder.open().ok());
+  ASSERT_TRUE(begin_publication(files, temp / "c", "e0001-a0000000601").ok());
+  Manifest manifest = manifest_in(temp / "c");
+  manifest.set_attempt(601);
+  for (Part& part : *manifest.mutable_parts()) {
+    const std::string file = partial_path(temp / "c", "e0001-a0000000601") + "/" + part.file();
+    ASSERT_TRUE(write_synced(files, file, std::string(part.file_bytes(), '\0')).ok());
+    if (part.has_rank()) continue;
+    while (static_cast<std::uint64_t>(part.tensors_size()) < kMostManifestTensors) part.add_tensors();
+  }
+  CheckpointOutcome outcome;
+  folder.publish(manifest, &outcome);
+  EXPECT_FALSE(outcome.published);
+  EXPECT_EQ(
+      outcome.reason,
+      "e0001-a0000000601 refused: no restore would read it: the manifest is damaged: it is none, or too "
+      "large");
+  EXPECT_EQ(outcome.removed, std::vector<std::string>{});
+  EXPECT_EQ(names_in(temp / "c"), std::vector<std::string>{kName});
 }
 
 // ---- what is read back may be anything
