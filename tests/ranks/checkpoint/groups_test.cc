@@ -6,6 +6,7 @@
 #include "holdfast/coord/storage/publication.h"
 #include "manifest_limits.h"
 #include "part_reports.h"
+#include "ranks/collective_decorators.h"
 #include "store_world.h"
 
 namespace holdfast {
@@ -184,6 +185,39 @@ TEST(CheckpointGroups, ReplicasThatShareAnotherStateAreNamedWithTheFirstOfTheirG
     EXPECT_EQ(status.message(),
               "rank 3: the ranks share another state: other is in its replicated state and not in rank 1's");
   });
+}
+
+// What a group shares may be long, and all ranks would be told it, for each of the groups.
+TEST(CheckpointGroups, RanksThatShareTheSameTellEachOtherDigestsAndRanksThatDoNotWhatItIs) {
+  for (const bool odd : {false, true}) {
+    const MemoryDir temp;
+    std::vector<std::string> calls(6);
+    std::atomic<std::size_t> sent = 0;
+    ThreadGroup(6).run([&](Collective& collective) {
+      const int rank = collective.rank();
+      ReplicaGroups groups(6);
+      ASSERT_TRUE(ReplicaGroups::agree(collective, {}, rank % 3, &groups).ok());
+      RankState state(rank, 6);
+      for (int t = 0; t < 100; ++t) {
+        const std::string name = "a tensor with a long name and number " + std::to_string(t);
+        state.add(name, DType::kFloat32, {odd && rank > 3 && t == 50 ? 2 : 1}, Held::kReplicated);
+      }
+      RecordingCollective recorded(collective);
+      std::unique_ptr<CheckpointStore> store;
+      const Status status = CheckpointStore::create(recorded, real_file_system(), temp / "c",
+                                                    {.interval_attempts = 1}, state.state(), groups, &store);
+      EXPECT_EQ(
+          status.message(),
+          odd ? "rank 4: the ranks share another state: a tensor with a long name and number 50 is F32[2] in "
+                "its replicated state and F32[1] in rank 1's"
+              : "");
+      calls[static_cast<std::size_t>(rank)] = recorded.calls;
+      sent += recorded.sent;
+    });
+    EXPECT_EQ(calls, std::vector<std::string>(6, calls[0])) << "the same collectives on all ranks";
+    constexpr std::size_t kShortest = 100 * 40;  // of a declaration of these names
+    EXPECT_EQ(sent / kShortest, odd ? 1u : 0u) << sent;
+  }
 }
 
 TEST(CheckpointGroups, AnArrayIsHeldInFullByEachGroup) {
