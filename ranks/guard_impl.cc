@@ -191,7 +191,7 @@ Decision StepGuard::Impl::decide_on_incident(const Verdict& verdict) {
   // A disagreement is told from what every rank claims; those reports are a few words each.
   const bool from_all = verdict.kind == Verdict::Kind::kDisagree || verdict.kind == Verdict::Kind::kDiverged;
   const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
-  if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return broken(s);
+  if (Status s = collective_.gather(report(verdict), &reports, most); !s.ok()) return broken(s);
   Bytes message;
   if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
   if (Status s = collective_.broadcast(&message); !s.ok()) return broken(s);
@@ -226,8 +226,8 @@ Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Byt
   return incident;
 }
 
-// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it is the
-// watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
+// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it
+// is the watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
 Decision StepGuard::Impl::broken(const Status& status) {
   Decision decision{Action::kAbort, status.code(), status.message()};
   decision.agreed = false;
