@@ -197,6 +197,14 @@ void StepGuard::Impl::end_sweep() {
   proves_ = true;
 }
 
+// Of ranks that are missing, or at another attempt, nothing is known.
+void StepGuard::Impl::count_proof(const Verdict& verdict) {
+  const bool of_all = verdict.kind != Verdict::Kind::kMissing && verdict.kind != Verdict::Kind::kDisagree;
+  if (coordinator_ && proves_ && of_all && verdict.sum.replica_proof() == 0) {
+    coordinator_->metrics().count_replica_proof();
+  }
+}
+
 // What this rank has to tell of the attempt. Rank 0 knows the names of its own tensors only.
 std::string StepGuard::Impl::report(const Verdict& verdict) const {
   const bool says_names = verdict.kind == Verdict::Kind::kDiverged && sweep_ && collective_.rank() != 0 &&

@@ -91,6 +91,7 @@ Decision StepGuard::Impl::decide() {
   if (store_ && store_->in_flight() && store_->part_done()) record.set_part_done();
   if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(broken(s));
   const Verdict verdict = judge(record, collective_.size());
+  count_proof(verdict);
   if (store_ && verdict.kind != Verdict::Kind::kDisagree) judge_checkpoint(verdict);
   return end_attempt(verdict.clean() ? apply() : decide_on_incident(verdict), verdict);
 }

@@ -172,6 +172,40 @@ void in_two_groups(const std::string& policy, const std::string& run_dir, std::s
   });
 }
 
+std::string proofs_counted(const std::string& run_dir) {
+  const std::string name = "\nholdfast_replica_proofs_total ";
+  const std::string text = read_file(run_dir + "/metrics.prom");
+  const std::size_t at = text.find(name);
+  if (at == std::string::npos) return "none";
+  return text.substr(at + name.size(), text.find('\n', at + 1) - at - name.size());
+}
+
+TEST(ReplicaProofs, AreCountedWhenAllAgreeInAttemptsThatAreAppliedOrSkippedAndNotWhenOneDiffers) {
+  const TempDir temp;
+  in_two_groups(
+      "proof_interval_attempts: 3", temp / "run", 2, [](StepGuard& guard, int rank, std::string& memory) {
+        // A proof in 0 and 3 by the interval, and in 4 after the skip.
+        for (int i = 0; i < 6; ++i) {
+          const bool bad = i == 3 && rank == 1;
+          const Decision decision =
+              attempt(guard, [&] { observe_values(guard, Stage::kBackward, "w", {bad ? kNanF : 1.0f}); });
+          EXPECT_EQ(decision.action, i == 3 ? Action::kSkip : Action::kApply);
+        }
+        if (rank == 3) memory[1] = 'y';
+        EXPECT_EQ(attempt(guard, [] {}).exit_code(), 83);
+      });
+  EXPECT_EQ(proofs_counted(temp / "run"), "3");
+}
+
+TEST(ReplicaProofs, AreCountedAtTheEndOfTheRunToo) {
+  const TempDir temp;
+  in_two_groups("proof_interval_attempts: 3", temp / "run", 1, [](StepGuard& guard, int, std::string&) {
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(attempt(guard, [] {}).apply());
+    EXPECT_TRUE(guard.close().apply());
+  });
+  EXPECT_EQ(proofs_counted(temp / "run"), "2");
+}
+
 // Of clean attempts, each with a proof, on four ranks.
 long allocations_of_proofs(std::size_t tensors) {
   std::atomic<long> made = 0;
