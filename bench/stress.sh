@@ -13,8 +13,9 @@
 #   --only ROUND    this one round of the plan, to see a failure again with the same --seed; -1: all
 #   --json FILE     the same figures, for programs
 #
-# No round is begun that would not fit into the minutes; at most one minute more is used. The folders of rounds that
-# failed are kept. Exit status: 0 passed, 1 failed, 64 wrong usage or something missing, 130 interrupted.
+# No round is begun that would not fit into the minutes; at most one minute more is used. Trouble with the hosts is a
+# finding, and no round is begun after it. The folders of rounds that failed are kept. Exit status: 0 passed, 1 failed,
+# 64 wrong usage or something missing, 130 interrupted.
 set -euo pipefail
 
 case ${1-} in

@@ -165,8 +165,12 @@ std::uint64_t RunMetrics::skips_made() const {
 RunMetrics::Position RunMetrics::position() const {
   const auto get = [](const Number& number) { return number.load(std::memory_order_relaxed); };
   // Attempts are not counted but summed, so that they always reconcile.
-  return {get(epoch_), get(attempt_), get(update_), get(skips_),
-          get(updates_) + get(ended_) + get(rollbacks_) + skips_made()};
+  return {get(epoch_),
+          get(attempt_),
+          get(update_),
+          get(skips_),
+          get(updates_) + get(ended_) + get(rollbacks_) + skips_made(),
+          get(replica_proofs_)};
 }
 
 std::optional<double> RunMetrics::loss_scale() const {
@@ -206,6 +210,8 @@ std::vector<MetricFamily> RunMetrics::collect() const {
   family("incidents_total", Type::kCounter,
          "Attempts that were not clean, stops included.") = {plain(as_double(incidents_))};
 
+  family("replica_proofs_total", Type::kCounter,
+         "Proofs in which all replicas agreed.") = {plain(as_double(replica_proofs_))};
   family("rollbacks_total", Type::kCounter,
          "Attempts after which all ranks went back to a checkpoint.") = {plain(as_double(rollbacks_))};
   family("checkpoints_published_total", Type::kCounter,
@@ -213,10 +219,10 @@ std::vector<MetricFamily> RunMetrics::collect() const {
   family("checkpoints_failed_total", Type::kCounter, "Checkpoints that were not published.") = {
       {{{"reason", "not_written"}}, as_double(failed_checkpoints_[0])},
       {{{"reason", "non_finite"}}, as_double(failed_checkpoints_[1])}};
-  family("bundles_published_total", Type::kCounter, "Incidents whose evidence is on disk.") = {
-      plain(as_double(bundles_[0]))};
-  family("bundles_failed_total", Type::kCounter, "Incidents whose evidence could not be kept.") = {
-      plain(as_double(bundles_[1]))};
+  family("bundles_published_total", Type::kCounter,
+         "Incidents whose evidence is on disk.") = {plain(as_double(bundles_[0]))};
+  family("bundles_failed_total", Type::kCounter,
+         "Incidents whose evidence could not be kept.") = {plain(as_double(bundles_[1]))};
   if (const double at = last_known_good_at_.load(std::memory_order_relaxed); at > 0) {
     family("last_known_good_attempt", Type::kGauge,
            "Attempt that the newest checkpoint goes on with.") = {plain(as_double(last_known_good_))};

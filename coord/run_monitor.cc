@@ -151,6 +151,7 @@ std::string RunMonitor::status_text(std::optional<int> exit_code) {
   json["update"] = at.update;
   json["skips"] = at.skips;
   json["attempts_per_second"] = rate_ ? Json(*rate_) : Json(nullptr);
+  json["replica_proofs"] = at.replica_proofs;
   const auto scale = metrics_.loss_scale();
   json["loss_scale"] = scale ? Json(*scale) : Json(nullptr);
   json["ranks"] = ranks_json(std::move(reports));

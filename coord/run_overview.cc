@@ -157,7 +157,7 @@ class Overview {
 
   // What a run that lives says of itself, and the last words of one that is gone.
   void put_live(const std::optional<std::string>& holder, const RunState& state, Json* json) {
-    (*json)["as_of"] = (*json)["attempts_per_second"] = nullptr;
+    (*json)["as_of"] = (*json)["attempts_per_second"] = (*json)["replica_proofs"] = nullptr;
     (*json)["ranks"] = Json::array();
     const bool gone = (*json)["state"] == "gone";
     if (!holder && !gone) return;
@@ -179,6 +179,7 @@ class Overview {
       if (const Json value = count_of(live, name); !value.is_null()) (*json)[name] = value;
     }
     (*json)["attempts_per_second"] = number_of(live, "attempts_per_second");
+    (*json)["replica_proofs"] = count_of(live, "replica_proofs");
     if (const Json scale = number_of(live, "loss_scale"); !scale.is_null()) (*json)["loss_scale"] = scale;
     const auto ranks = live.find("ranks");
     if (ranks == live.end() || !ranks->is_array()) return;

@@ -13,6 +13,21 @@ bool is_same_on_every_rank(Stage stage) { return stage == Stage::kReduction || s
 
 std::string clip(std::string_view text) { return std::string(text.substr(0, kMaxTextBytes)); }
 
+// Of the replicas that differ, as much as a report may hold.
+constexpr std::size_t kMostDigests = 4096;  // 32 KiB a rank
+constexpr std::size_t kMostNameBytes = 128 << 10;
+
+std::vector<std::string> clip(const std::vector<std::string>& names) {
+  std::vector<std::string> some;
+  std::size_t bytes = 0;
+  for (const std::string& name : names) {
+    some.push_back(clip(std::string_view(name)));
+    bytes += some.back().size();
+    if (bytes > kMostNameBytes || some.size() == kMostDigests) break;
+  }
+  return some;
+}
+
 }  // namespace
 
 AttemptLog::AttemptLog(int rank, std::string host) {
@@ -28,7 +43,6 @@ void AttemptLog::clear() {
   view_.facts.clear();
   view_.fired_rule.clear();
   view_.replica_digests.clear();
-  view_.proven_tensors.clear();
   loss_sum_ = 0.0L;
   losses_ = 0;
   micro_batch_ = 0;
@@ -99,19 +113,10 @@ void AttemptLog::go_back() {
   no_next_batch_ = false;  // there are attempts to make again
 }
 
-void AttemptLog::prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests,
-                       const std::vector<std::string>& names) {
-  constexpr std::size_t kMostDigests = 4096;  // 32 KiB a rank, and only when replicas differ
-  constexpr std::size_t kMostNameBytes = 128 << 10;
+void AttemptLog::prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests) {
   record_.set_replica_proof(lane);
   view_.replica_digests.assign(
       digests.begin(), digests.begin() + static_cast<std::ptrdiff_t>(std::min(digests.size(), kMostDigests)));
-  std::size_t bytes = 0;
-  for (const std::string& name : names) {
-    view_.proven_tensors.push_back(clip(name));
-    bytes += view_.proven_tensors.back().size();
-    if (bytes > kMostNameBytes || view_.proven_tensors.size() == kMostDigests) break;
-  }
 }
 
 void AttemptLog::annotate(std::string_view name, std::int64_t value) {
@@ -145,12 +150,10 @@ Record AttemptLog::record(std::uint64_t agreement_lane) const {
   return record;
 }
 
-std::string AttemptLog::report(const Verdict& verdict) const {
+std::string AttemptLog::report(const Verdict& verdict, const std::vector<std::string>& names) const {
   RankView view = view_;
-  if (verdict.kind != Verdict::Kind::kDiverged) {
-    view.replica_digests.clear();
-    view.proven_tensors.clear();
-  }
+  if (verdict.kind != Verdict::Kind::kDiverged) view.replica_digests.clear();
+  view.proven_tensors = clip(names);
   if (verdict.kind == Verdict::Kind::kUpdateFailed) {
     view.findings = written_;
     view.error = failed_update_;

@@ -48,10 +48,8 @@ class AttemptLog {
 
   // Going back undoes the update that failed or wrote something that is not finite, and where the data ended.
   void go_back();
-  // This rank's part of the proof, and the digests of which it is made; `names` of their tensors, when rank 0
-  // has other ones.
-  void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests,
-             const std::vector<std::string>& names = {});
+  // This rank's part of the proof, and the digests of which it is made.
+  void prove(std::uint64_t lane, const std::vector<std::uint64_t>& digests);
 
   const StageTally& tally(Stage stage) const { return tallies_[static_cast<std::size_t>(stage)]; }
   const std::string& host() const { return view_.host; }
@@ -61,8 +59,9 @@ class AttemptLog {
   // Ready for the wire; `agreement_lane` is this rank's part of it.
   Record record(std::uint64_t agreement_lane) const;
 
-  // What this rank has to tell rank 0 about an attempt with this verdict; "" for nothing.
-  std::string report(const Verdict& verdict) const;
+  // What this rank has to tell rank 0 about an attempt with this verdict; "" for nothing. `names`: of the
+  // tensors that were proven, when replicas differ and rank 0 has other ones.
+  std::string report(const Verdict& verdict, const std::vector<std::string>& names = {}) const;
 
  private:
   bool bad_of_its_own_making() const;

@@ -193,12 +193,23 @@ void StepGuard::Impl::end_sweep() {
   if (!sweep_ || !sweep_->running()) return;
   StateSweep::Result result = sweep_->finish();
   for (const StateSweep::Found& found : result.non_finite) log_.add_written(found.tensor, found.probe, 0);
-  // Rank 0 knows the names of its own tensors only.
-  const bool says_names =
-      collective_.rank() != 0 && groups_.is_first(collective_.rank()) && replicas_.size() > 1;
-  log_.prove(group_coefficient_ * result.proof, result.digests,
-             says_names ? sweep_->proven() : std::vector<std::string>());
+  log_.prove(group_coefficient_ * result.proof, result.digests);
   proves_ = true;
+}
+
+// Of ranks that are missing, or at another attempt, nothing is known.
+void StepGuard::Impl::count_proof(const Verdict& verdict) {
+  const bool of_all = verdict.kind != Verdict::Kind::kMissing && verdict.kind != Verdict::Kind::kDisagree;
+  if (coordinator_ && proves_ && of_all && verdict.sum.replica_proof() == 0) {
+    coordinator_->metrics().count_replica_proof();
+  }
+}
+
+// What this rank has to tell of the attempt. Rank 0 knows the names of its own tensors only.
+std::string StepGuard::Impl::report(const Verdict& verdict) const {
+  const bool says_names = verdict.kind == Verdict::Kind::kDiverged && sweep_ && collective_.rank() != 0 &&
+                          groups_.is_first(collective_.rank()) && replicas_.size() > 1;
+  return says_names ? log_.report(verdict, sweep_->proven()) : log_.report(verdict);
 }
 
 bool StepGuard::Impl::checkpoint_due() const {
@@ -241,8 +252,8 @@ void StepGuard::Impl::report_checkpoints() {
 }
 
 Status StepGuard::Impl::complete_checkpoint() {
-  // The watchdog pauses for this rank's own disk, and not for the others: who waits for them must be able to find that
-  // they are gone.
+  // The watchdog pauses for this rank's own disk, and not for the others: who waits for them must be able to
+  // find that they are gone.
   if (!store_->part_done()) {
     const PausedWatchdog paused(watchdog_.get());
     while (!store_->part_done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -273,7 +284,8 @@ void StepGuard::Impl::tell_generations() {
 }
 
 Status StepGuard::Impl::settle_checkpoint(const Decision& decision, const Verdict& verdict) {
-  // A generation that is not the one to go back to would only be set aside, or make retention remove that one.
+  // A generation that is not the one to go back to would only be set aside, or make retention remove that
+  // one.
   if (decision.rolls_back() && store_->in_flight() && decision.back_to != store_->flight()) {
     store_->abandon("the run goes back behind it");
   }

@@ -91,6 +91,7 @@ Decision StepGuard::Impl::decide() {
   if (store_ && store_->in_flight() && store_->part_done()) record.set_part_done();
   if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(broken(s));
   const Verdict verdict = judge(record, collective_.size());
+  count_proof(verdict);
   if (store_ && verdict.kind != Verdict::Kind::kDisagree) judge_checkpoint(verdict);
   return end_attempt(verdict.clean() ? apply() : decide_on_incident(verdict), verdict);
 }
@@ -191,7 +192,7 @@ Decision StepGuard::Impl::decide_on_incident(const Verdict& verdict) {
   // A disagreement is told from what every rank claims; those reports are a few words each.
   const bool from_all = verdict.kind == Verdict::Kind::kDisagree || verdict.kind == Verdict::Kind::kDiverged;
   const int most = from_all ? std::numeric_limits<int>::max() : kMostReportsPerNode;
-  if (Status s = collective_.gather(log_.report(verdict), &reports, most); !s.ok()) return broken(s);
+  if (Status s = collective_.gather(report(verdict), &reports, most); !s.ok()) return broken(s);
   Bytes message;
   if (coordinator_) message = encode_decision(coordinator_->handle(incident(verdict, reports)));
   if (Status s = collective_.broadcast(&message); !s.ok()) return broken(s);

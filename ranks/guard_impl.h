@@ -135,6 +135,8 @@ class StepGuard::Impl {
   void begin_sweep_if_due();
   void begin_sweep(StateSweep::Scope scope);
   void end_sweep();
+  std::string report(const Verdict& verdict) const;
+  void count_proof(const Verdict& verdict);
   bool checkpoint_due() const;
   void save_checkpoint();
   void report_checkpoints();

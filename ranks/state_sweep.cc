@@ -28,6 +28,7 @@ void StateSweep::begin(Scope scope) {
 
 void StateSweep::read(Scope scope) {
   result_ = Result();
+  result_.digests.reserve(items_.size());
   for (const Item& item : items_) {
     if (scope == Scope::kReplicas && !item.proven) continue;
     TensorView view = item.tensor->view();

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 import judge
 import plan
@@ -102,12 +103,12 @@ class Stress:
         folder.mkdir()
         self.runner = run.Runner(self.cluster, self.scratch / "data", folder, the_round, self.last_start + 40,
                                  given.replays)
-        try:
-            record = self.runner.run(lambda seen: judge.Judge(the_round, seen).omitted(),
-                                     random.Random(f"{given.seed}/{number}/replays"))
-        finally:
-            self.runner.give_up()
-        judged = judge.Judge(the_round, record).judge()
+        record = self.runner.record
+        judged = judge.Judge(the_round, record)
+        goes_on = self.attempt(judged, "it could not be played", lambda: self.runner.run(
+            lambda seen: judge.Judge(the_round, seen).omitted(), random.Random(f"{given.seed}/{number}/replays")))
+        self.runner.give_up()
+        self.attempt(judged, "its record cannot be judged", judged.judge)
         seconds = time.monotonic() - begin
         self.a_job = max(self.a_job, (seconds - self.waits(the_round)) / self.jobs(the_round))
         self.add(the_round, judged, seconds)
@@ -116,7 +117,17 @@ class Stress:
             self.kept.append(str(folder))
         else:
             shutil.rmtree(folder)
-        return True
+        return goes_on  # after what was not foreseen nobody knows in which state the hosts are
+
+    def attempt(self, judged, what, work):
+        """Whatever goes wrong is a finding of the round: the figures of all rounds are reported in any case."""
+        try:
+            work()
+            return True
+        except Exception as error:  # of the cluster, of files that cannot be read, of this program
+            traceback.print_exc()
+            judged.fail(f"{what}: {error!r:.500}")
+            return False
 
     def add(self, the_round, judged, seconds):
         self.counts += judged.counts
@@ -179,8 +190,8 @@ def main(words):
     except KeyboardInterrupt as interrupt:
         print(f"stress: interrupted by {interrupt}", file=sys.stderr)
         return 130
-    except RuntimeError as error:
-        return refuse(str(error))
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return refuse(str(error))  # there are no hosts to begin with
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

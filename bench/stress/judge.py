@@ -94,6 +94,7 @@ class Judge:
         for segment in segments:
             self.epoch(segment)
         self.without_cause({segment.epoch: segment for segment in segments})
+        self.proofs()
         self.replicas()
         self.ledger()
         self.bundles()
@@ -293,9 +294,40 @@ class Judge:
             self.fail(f"{seen} aborts, planned {planned}")
         self.counts["incidents"] += len(self.named("attempt_skipped", "rolling_back", "aborted"))
 
+    def agreed(self, segment):
+        """Proofs of these attempts in which all replicas agree. One rides in each attempt that is decided: also in the
+        one that ends the job, or that makes it go back, and in the end of a run."""
+        made = segment.end - segment.begin
+        spoilt = self.due(segment.end - 1, segment.epoch, "rollback", "diverge_rollback", "diverge_abort")
+        if spoilt:
+            # What all ranks wrote alike they still have alike.
+            return made + all(fault.outcome == "rollback" and fault.rank is None for fault in spoilt)
+        return made + (self.round.legs[segment.leg].end not in ("killed", "left"))
+
+    def proofs(self):
+        """As many as rank 0 counted; from 0 in each job."""
+        for number, (leg, said) in enumerate(zip(self.round.legs, self.record["legs"])):
+            segments = [segment for segment in self.course() if segment.leg == number]
+            if leg.end == "refused" or not segments:
+                continue
+            where, seen = f"job {number}", said["proofs"]
+            if not seen or seen["epoch"] != segments[-1].epoch:
+                self.fail(f"{where}: no metrics of epoch {segments[-1].epoch}: {seen}")
+                continue
+            planned = sum(map(self.agreed, segments))
+            self.counts["proofs of replicas"] += seen["agreed"]
+            if leg.end in ("killed", "left"):
+                # Its metrics may be a second old, in which many attempts were made; they must agree with themselves.
+                good = seen["attempts"] <= seen["agreed"] <= planned
+                self.counts["proofs not counted, jobs cut short"] += planned - seen["agreed"]
+            else:
+                good = seen["agreed"] == planned
+            if not good:
+                self.fail(f"{where}: {seen['agreed']} proofs in which all replicas agreed, planned {planned}; "
+                          f"{seen['attempts']} attempts by the same metrics")
+
     def replicas(self):
-        """A proof rides in each attempt. Each that failed must be one that was planned."""
-        self.counts["proofs of replicas"] = self.counts["attempts"]
+        """Each proof that failed must be one that was planned."""
         planned = {(fault.epoch, fault.attempt + 1) for fault in self.round.faults if
                    fault.outcome.startswith("diverge")}
         for event in self.named("rolling_back", "aborted"):

@@ -193,6 +193,16 @@ class Runner:
         self.until(lambda: ended() or time.monotonic() > limit, 2 * LOSSY, "the end of the losses")
         self.cluster.lose(None)
 
+    def proofs(self):
+        """What rank 0 counted since the job began, by the metrics it left. They are written once a second, and when a
+        job ends in order."""
+        path = self.run_dir / "metrics.prom"
+        if not path.exists():
+            return None
+        samples = dict(line.rsplit(" ", 1) for line in path.read_text().splitlines() if not line.startswith("#"))
+        names = {"epoch": "epoch", "attempts": "attempts_total", "agreed": "replica_proofs_total"}
+        return {name: int(float(samples[f"holdfast_{metric}"])) for name, metric in names.items()}
+
     def departures(self):
         path = self.run_dir / "departures.jsonl"
         return [jobs.strict_json(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -211,7 +221,7 @@ class Runner:
     def leg(self, number, leg):
         before = len(self.departures())
         said = {"code": None, "digests": {}, "survivors": [], "departures": [], "sent_again": 0, "late": None,
-                "acknowledged": True}
+                "acknowledged": True, "proofs": None}
         self.record["legs"].append(said)
         if leg.ack:
             done = jobs.holdfast("ack", self.run_dir, "--owner", "stress", "--note", "it was planned")
@@ -238,6 +248,7 @@ class Runner:
         said["sent_again"] = self.cluster.sent_again() - sent if leg.loss else 0
         said["digests"] = self.job.digests
         said["departures"] = self.departures()[before:]
+        said["proofs"] = self.proofs()
         return said["late"] is None
 
     def mend(self, leg):

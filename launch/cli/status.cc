@@ -94,6 +94,9 @@ void print(const Json& run) {
   if (!run["attempts_per_second"].is_null()) {
     print_line("pace", fmt::format("{:.1f} attempts/s", run["attempts_per_second"].get<double>()));
   }
+  if (run["replica_proofs"].is_number()) {
+    print_line("proofs", shown(run, "replica_proofs") + " since the start in which all replicas agreed");
+  }
   print_line("as of", shown(run, "as_of"));
   if (!run["budgets"].is_null()) {
     print_line("budgets left", fmt::format("{} skips in total, {} in a row", budget(run["budgets"], "total"),

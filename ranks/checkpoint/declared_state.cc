@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 
 #include "holdfast/coord/printable.h"
+#include "holdfast/coord/storage/sha256.h"
 #include "part_file.h"
 
 namespace holdfast {
@@ -42,6 +45,27 @@ Status judge(const std::vector<Bytes>& all, const ReplicaGroups& groups, RanksSt
   return fault.empty() ? Status() : Status::usage(fault);
 }
 
+// The same for two declarations between which difference() finds none. Names hold no line ends.
+std::string digest(const Part& part) {
+  std::vector<std::string> lines;
+  for (const TensorEntry& entry : part.tensors()) {
+    lines.push_back(fmt::format("{}\n{}\n", entry.name(), kind_of(entry)));
+  }
+  std::ranges::sort(lines);
+  return sha256(fmt::format("{}", fmt::join(lines, "")));
+}
+
+// The lowest rank that does not share what the first of its group does.
+std::optional<int> lowest_odd_rank(const std::vector<Bytes>& digests, const ReplicaGroups& groups) {
+  std::vector<const Bytes*> of_firsts(static_cast<std::size_t>(groups.groups()), nullptr);
+  for (std::size_t r = 0; r < digests.size(); ++r) {
+    const Bytes*& of_first = of_firsts[static_cast<std::size_t>(groups.group_of(static_cast<int>(r)))];
+    if (of_first == nullptr) of_first = &digests[r];
+    if (*of_first != digests[r]) return static_cast<int>(r);
+  }
+  return std::nullopt;
+}
+
 // Whether `mine` is what the first rank of its group shares.
 Status compare(const Part& mine, const Bytes& theirs, int first) {
   Part of_first;
@@ -51,21 +75,30 @@ Status compare(const Part& mine, const Bytes& theirs, int first) {
   return why.empty() ? Status() : Status::usage("the ranks share another state: " + why);
 }
 
-// Collective. The first of each group says what the group shares, by way of rank 0.
+// Collective. Names and shapes go over the wire only when there is a rank to be told from: those of the first
+// of its group, by way of rank 0. Which group that is rank 0 tells all, "" for none, so that all make the
+// same collectives.
 Status agree_on_replicated(Collective& collective, const ReplicaGroups& groups, const Part& mine) {
   const int rank = collective.rank();
-  std::vector<Bytes> of_firsts;
-  const Bytes said = groups.is_first(rank) ? mine.SerializeAsString() : Bytes();
-  if (Status s = collective.gather(said, &of_firsts); !s.ok()) return s;
-  Status same;
-  for (int group = 0; group < groups.groups(); ++group) {
-    const int first = groups.first(group);
-    if (groups.members(group).size() == 1) continue;
-    Bytes theirs = rank == 0 ? of_firsts[static_cast<std::size_t>(first)] : Bytes();
-    if (Status s = collective.broadcast(&theirs); !s.ok()) return s;
-    if (groups.group_of(rank) == group) same = compare(mine, theirs, first);
+  std::vector<Bytes> digests;
+  if (Status s = collective.gather(digest(mine), &digests); !s.ok()) return s;
+  int first = 0;
+  Bytes odd_group;
+  if (const auto odd = rank == 0 ? lowest_odd_rank(digests, groups) : std::nullopt) {
+    first = groups.first(groups.group_of(*odd));
+    odd_group = std::to_string(groups.group_of(*odd));
   }
-  return agree_on_status(collective, same);
+  if (Status s = collective.broadcast(&odd_group); !s.ok()) return s;
+  if (odd_group.empty()) return Status();
+
+  const bool concerned = std::to_string(groups.group_of(rank)) == odd_group;
+  std::vector<Bytes> said;
+  const Bytes own = concerned && groups.is_first(rank) ? mine.SerializeAsString() : Bytes();
+  if (Status s = collective.gather(own, &said); !s.ok()) return s;
+  Bytes theirs = rank == 0 ? said[static_cast<std::size_t>(first)] : Bytes();
+  if (Status s = collective.broadcast(&theirs); !s.ok()) return s;
+  return agree_on_status(collective,
+                         concerned ? compare(mine, theirs, groups.first(groups.group_of(rank))) : Status());
 }
 
 }  // namespace

@@ -12,6 +12,14 @@ namespace {
 
 GenerationId id_of(const Manifest& manifest) { return {manifest.epoch(), manifest.attempt()}; }
 
+// Whoever restores refuses what is over a limit, such as more tensors in all groups together than a manifest
+// may hold: older generations must not go for such a one.
+Status check_readable(const std::string& encoded) {
+  Manifest again;
+  const Status status = decode_manifest(encoded, &again);
+  return status.ok() ? status : Status::internal("no restore would read it: " + status.message());
+}
+
 }  // namespace
 
 Status GenerationFolder::open() {
@@ -70,6 +78,7 @@ Status GenerationFolder::write_and_publish(const Manifest& manifest, const Gener
                                            std::uint64_t* bytes) {
   if (Status s = check_parts(manifest); !s.ok()) return s;
   const std::string encoded = encode_manifest(manifest);
+  if (Status s = check_readable(encoded); !s.ok()) return s;
   *bytes = encoded.size();
   for (const Part& part : manifest.parts()) *bytes += part.file_bytes();
   if (const std::string why = quota_refusal(stored(), *bytes, options_); !why.empty())

@@ -41,6 +41,7 @@ TEST(Metrics, AreDefinedBeforeTheFirstAttempt) {
   EXPECT_EQ(found.at("holdfast_running"), "1");
   EXPECT_EQ(found.at("holdfast_epoch"), "1");
   EXPECT_EQ(found.at("holdfast_attempts_total"), "0");
+  EXPECT_EQ(found.at("holdfast_replica_proofs_total"), "0");
   EXPECT_EQ(found.at("holdfast_skip_ratio{rule=\"burst\"}"), "0");
   EXPECT_EQ(found.at("holdfast_skip_ratio{rule=\"creep\"}"), "0");
   EXPECT_EQ(found.at("holdfast_skips_total{stage=\"backward\",class=\"nan\"}"), "0");

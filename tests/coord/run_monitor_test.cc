@@ -58,16 +58,21 @@ TEST(RunMonitor, TheFilesAreThereFromTheStartAndFollowTheRun) {
     EXPECT_EQ(info.st_mode & 0777, 0600u);
   }
 
+  run.rank0->metrics().count_replica_proof();
+  run.rank0->metrics().count_replica_proof();
   for (std::uint64_t i = 0; i < 5; ++i) run.rank0->update_applied(1, i, i);
   run.rank0->heard({{{0, "a", 1}, Place{1, 5, 2, Phase::kDecide}, 0},
                     {{1, "b\n", 2}, Place{1, 4, 2, Phase::kObserve}, 2.5}});
   EXPECT_TRUE(until([&] { return status_of(run.run_dir)["attempt"] == 5; }));
   status = status_of(run.run_dir);
   EXPECT_GT(status["attempts_per_second"], 0);
+  EXPECT_EQ(status["replica_proofs"], 2);
   EXPECT_EQ(status["ranks"][1]["attempt"], 4);
   EXPECT_EQ(status["ranks"][1]["phase"], "observe");
   EXPECT_GE(status["ranks"][1]["seconds_ago"], 2.5);  // and the time since rank 0 heard so
   EXPECT_NE(read_file(run.run_dir + "/metrics.prom").find("\nholdfast_updates_total 5\n"), std::string::npos);
+  EXPECT_NE(read_file(run.run_dir + "/metrics.prom").find("\nholdfast_replica_proofs_total 2\n"),
+            std::string::npos);
 }
 
 TEST(RunMonitor, TheEndIsWrittenBeforeAnyRankIsTold) {

@@ -48,6 +48,7 @@ TEST(RunOverview, OfALiveRun) {
   EXPECT_EQ(run["owner"], "ana");
   EXPECT_EQ(run["ticket"], "T-1");
   EXPECT_TRUE(run["as_of"].is_string());
+  EXPECT_EQ(run["replica_proofs"], 0);
   EXPECT_EQ(run["ranks"][0]["rank"], 0);
   EXPECT_TRUE(run["topology"].get<std::string>().starts_with("1 rank on 1 host"));
   EXPECT_EQ(run["problems"], Json::array());

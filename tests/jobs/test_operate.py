@@ -135,12 +135,14 @@ class Metrics(JobTest):
         self.assertEqual([0, 1], [rank["rank"] for rank in shown["ranks"]])
         self.assertEqual(job.pids(), {rank["rank"]: rank["pid"] for rank in shown["ranks"]})
         self.assertGreater(shown["attempts_per_second"], 0)
+        self.assertGreaterEqual(shown["replica_proofs"], 1)
         self.assertEqual((2, "backward"), (shown["last_incident"]["attempt"], shown["last_incident"]["stage"]))
         self.assertEqual({"left": 99, "limit": 100}, shown["budgets"]["total"])
         self.assertEqual([], shown["problems"])
         text = holdfast("status", run_dir).stdout
         self.assertRegex(text, r": running, host=\S+ pid=\d+")
         self.assertIn("99 of 100 skips in total, 10 of 10 in a row", text)
+        self.assertRegex(text, r"\n  proofs +\d+ since the start in which all replicas agreed\n")
         self.assertRegex(text, r"\n +1 \S+ +\d+ +\d+ +(begin|observe|decide|update|outside) +\d+\.\d s before")
 
         done = holdfast("stop", run_dir)

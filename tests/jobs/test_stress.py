@@ -1,6 +1,9 @@
 """bench/stress.sh: its judge finds what was doctored into a good record, and a short run of it passes."""
 
+import contextlib
 import copy
+import importlib.util
+import io
 import os
 import pathlib
 import signal
@@ -9,6 +12,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 import jobs
 from jobs import ROOT, processes, strict_json, until
@@ -18,6 +22,11 @@ sys.path.insert(0, str(ROOT / "bench" / "stress"))
 import judge  # noqa: E402
 import plan  # noqa: E402
 import run  # noqa: E402
+
+# The program itself, which is none of this name.
+SPEC = importlib.util.spec_from_file_location("stress", ROOT / "bench" / "stress" / "__main__.py")
+stress = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(stress)
 
 SEED, HOSTS, PER_HOST, STEPS = 7, 3, 2, 120
 
@@ -30,7 +39,7 @@ class GoodRecord:
         begin = 0
         for number, leg in enumerate(the_round.legs):
             said = {"code": leg.code, "digests": {}, "survivors": [], "departures": self.departures(leg), "late": None,
-                    "sent_again": 5 if leg.loss else 0, "acknowledged": True}
+                    "sent_again": 5 if leg.loss else 0, "acknowledged": True, "proofs": None}
             self.legs.append(said)
             if leg.end == "refused":
                 continue
@@ -74,8 +83,9 @@ class GoodRecord:
         self.event("evidence_written", epoch, attempt, bundle=f"e{epoch:04}-a{attempt:010}")
 
     def attempts(self, leg, epoch, begin):
-        attempt = begin
+        attempt, decided, differed = begin, 0, 0
         while attempt < leg.at:
+            decided += 1
             faults = [f for f in self.round.faults if f.attempt == attempt and f.epoch in (None, epoch)]
             skips = [fault for fault in faults if fault.outcome == "skip"]
             self.ledger.pop(attempt, None)
@@ -86,6 +96,8 @@ class GoodRecord:
             attempt += 1
             if undone:
                 self.incident("rolling_back", epoch, attempt, undone, reason=self.differ(undone[0]))
+                decided += 1
+                differed += undone[0].outcome == "diverge_rollback" or undone[0].rank is not None
                 epoch, back = epoch + 1, (attempt - 1) // 10 * 10
                 self.event("rolled_back", epoch, back, from_attempt=attempt)
                 attempt = back
@@ -97,6 +109,14 @@ class GoodRecord:
             at = leg.at - 1 if leg.code == 83 else leg.at
             faults = [f for f in self.round.faults if f.attempt == at and f.epoch in (None, epoch)]
             self.incident("aborted", epoch, leg.at, faults, leg.code, self.differ(faults[0]))
+            differed += leg.code == 83
+        # The end is decided as attempts are. Of a job that is cut short the last metrics are old.
+        if leg.end in ("killed", "left"):
+            decided -= 4
+        else:
+            decided += 1
+        attempts = decided - (leg.end == "finished")
+        self.legs[-1]["proofs"] = {"epoch": epoch, "attempts": attempts, "agreed": decided - differed}
 
     def differ(self, fault):
         if not fault.outcome.startswith("diverge"):
@@ -312,6 +332,40 @@ class Judge(unittest.TestCase):
             record["legs"][-1]["departures"].append({"reported_by": 0, "alone": True, "missing": []})
         self.assert_found("who misses whom", somebody)
 
+    def test_the_proofs_are_those_that_were_counted(self):
+        for kind, the_round in self.rounds.items():
+            with self.subTest(kind):
+                record = self.good(kind)
+                counts = judge.Judge(the_round, record).judge().counts
+                seen = [leg["proofs"]["agreed"] for leg in record["legs"] if leg["proofs"]]
+                self.assertEqual(sum(seen), counts["proofs of replicas"])
+                cut_short = sum(leg.end in ("killed", "left") for leg in the_round.legs)
+                self.assertEqual(4 * cut_short, counts["proofs not counted, jobs cut short"])
+
+    def test_a_proof_too_few_or_too_many(self):
+        for more in (-1, 1):
+            def doctor(record):
+                record["legs"][-1]["proofs"]["agreed"] += more
+            self.assert_found(r"proofs in which all replicas agreed, planned \d+", doctor)
+
+    def test_proofs_of_a_job_that_was_cut_short(self):
+        cut_short = ("kill", "cut", "stuck")
+
+        def too_many(record):
+            record["legs"][0]["proofs"]["agreed"] += 5
+        self.assert_found("proofs in which all replicas agreed", too_many, cut_short)
+
+        def fewer_than_its_attempts(record):
+            record["legs"][0]["proofs"]["agreed"] -= 1
+        self.assert_found("attempts by the same metrics", fewer_than_its_attempts, cut_short)
+
+    def test_metrics_that_are_missing_or_of_another_job(self):
+        self.assert_found("no metrics of epoch", lambda record: record["legs"][-1].update(proofs=None))
+
+        def older(record):
+            record["legs"][-1]["proofs"]["epoch"] -= 1
+        self.assert_found("no metrics of epoch", older)
+
     def test_losses_that_were_none(self):
         def doctor(record):
             lossy = [leg for leg in record["legs"] if leg["sent_again"]]
@@ -425,6 +479,60 @@ class Unreadable(unittest.TestCase):
         self.assertIn("there is no events.jsonl", failures[0])
 
 
+class Troubles(unittest.TestCase):
+    """What goes wrong beside the jobs is a finding, and the figures are reported all the same."""
+
+    def main(self, play, *words, up=lambda *_, **__: None):
+        """Exit code, output and, if it is there, what --json says. `play` takes the place of a round's jobs."""
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
+            said = pathlib.Path(folder) / "said.json"
+            for target, name, value in ((stress, "missing", lambda _: ""), (stress.signal, "signal", lambda *_: None),
+                                        (tempfile, "tempdir", folder), (run.jobs, "small_data", lambda *_: None),
+                                        (run.Cluster, "do", up), (run.Runner, "run", play)):
+                patches.enter_context(unittest.mock.patch.object(target, name, value))
+            out = patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            patches.enter_context(contextlib.redirect_stderr(out))
+            code = stress.main(["--attempts", str(STEPS), "--json", str(said), *words])
+            return code, out.getvalue(), strict_json(said.read_text()) if said.exists() else None
+
+    def test_trouble_in_a_later_round_fails_with_its_reason_and_all_figures(self):
+        for trouble in (RuntimeError("launch/cluster.sh cut node1: no such host"),
+                        subprocess.TimeoutExpired(["cluster.sh", "heal"], 120), ValueError("line 3 of departures"),
+                        PermissionError("departures.jsonl"), AssertionError("NaN in departures.jsonl")):
+            def play(runner, _omitted, _draw, trouble=trouble):
+                if runner.round.number == 1:
+                    raise trouble
+                runner.record.update(GoodRecord(runner.round).record())
+                return runner.record
+            with self.subTest(trouble):
+                code, out, said = self.main(play)
+                self.assertEqual(1, code, out)
+                self.assertRegex(out, r"\nstress: FAIL .*round 1:kill: it could not be played: ")
+                self.assertRegex(out, r"\nrounds +2\n")
+                self.assertFalse(said["passed"])
+                self.assertIn(repr(trouble), said["reasons"][0])
+                self.assertEqual([0, 1], [played["round"] for played in said["rounds"]])
+                self.assertEqual([], said["rounds"][0]["failures"])
+                self.assertGreater(said["figures"]["faults attributed"], 4)
+                self.assertEqual(["round1"], [pathlib.Path(kept).name for kept in said["kept"]])
+
+    def test_a_record_that_cannot_be_judged(self):
+        def play(runner, _omitted, _draw):
+            runner.record.update(GoodRecord(runner.round).record())
+            del next(event for event in runner.record["events"] if "origins" in event)["origins"]
+            return runner.record
+        code, out, said = self.main(play, "--only", "0")
+        self.assertEqual(1, code, out)
+        self.assertIn("round 0:values: its record cannot be judged: KeyError('origins')", said["reasons"])
+
+    def test_without_hosts_nothing_is_begun(self):
+        def up(*_, **settings):
+            if settings.get("check", True):
+                raise RuntimeError("launch/cluster.sh up: needs root")
+        code, out, said = self.main(None, up=up)
+        self.assertEqual((64, None), (code, said), out)
+
+
 class StressTest(unittest.TestCase):
     def setUp(self):
         needs_a_cluster(self)
@@ -468,6 +576,8 @@ class ShortRun(StressTest):
             "kills", "resumes", "rollbacks", "mismatches", "survivors", "bundles replayed")), out)
         self.assertGreater(figures["faults injected"], 4)
         self.assertEqual(figures["faults injected"], figures["faults attributed"])
+        # In all attempts of the last job but for the one of which the update was undone.
+        self.assertGreaterEqual(figures["proofs of replicas"], 60 - figures["proofs not counted, jobs cut short"])
 
     def test_ctrl_c_ends_the_jobs_and_takes_the_hosts_down(self):
         started = self.start("--only", 0)

@@ -1,7 +1,10 @@
 // Data, tensor and pipeline parallelism: one guard over all ranks, replicas compared within their group.
 #include <gtest/gtest.h>
 
+#include <barrier>
+
 #include "coord/temp_dir.h"
+#include "count_allocations.h"
 #include "ranks/model_parallel_cases.h"
 #include "ranks/thread_fabric.h"
 
@@ -144,6 +147,84 @@ TEST(ReplicaGroups, RanksThatDifferInDpAloneAreAllReplicas) {
   EXPECT_TRUE(prove(members).apply());
   members[1].holds = "sane";
   EXPECT_TRUE(prove(members).reason.starts_with("replicas differ: rank 1 (host ")) << prove(members).reason;
+}
+
+// ---- what proofs leave behind, and what they cost
+
+// On each rank of two groups of two: a guard that keeps its record in `run_dir`, and memory of this many
+// bytes, a tensor each.
+void in_two_groups(const std::string& policy, const std::string& run_dir, std::size_t tensors,
+                   const std::function<void(StepGuard&, int rank, std::string& memory)>& body) {
+  ThreadGroup(4, std::chrono::seconds(20)).run([&](Collective& collective) {
+    GuardOptions options = guard_options(policy, run_dir);
+    options.replica_group = collective.rank() % 2;
+    const auto guard = create_guard(collective, options);
+    std::string memory(tensors, 'x');
+    TrainingState state;
+    for (std::size_t t = 0; t < tensors; ++t) {
+      state.add(StateTensor{.name = "a tensor with a long name and number " + std::to_string(t),
+                            .data = &memory[t],
+                            .dtype = DType::kUInt8,
+                            .shape = {1}});
+    }
+    EXPECT_TRUE(guard->register_state(std::move(state)).ok());
+    body(*guard, collective.rank(), memory);
+  });
+}
+
+std::string proofs_counted(const std::string& run_dir) {
+  const std::string name = "\nholdfast_replica_proofs_total ";
+  const std::string text = read_file(run_dir + "/metrics.prom");
+  const std::size_t at = text.find(name);
+  if (at == std::string::npos) return "none";
+  return text.substr(at + name.size(), text.find('\n', at + 1) - at - name.size());
+}
+
+TEST(ReplicaProofs, AreCountedWhenAllAgreeInAttemptsThatAreAppliedOrSkippedAndNotWhenOneDiffers) {
+  const TempDir temp;
+  in_two_groups(
+      "proof_interval_attempts: 3", temp / "run", 2, [](StepGuard& guard, int rank, std::string& memory) {
+        // A proof in 0 and 3 by the interval, and in 4 after the skip.
+        for (int i = 0; i < 6; ++i) {
+          const bool bad = i == 3 && rank == 1;
+          const Decision decision =
+              attempt(guard, [&] { observe_values(guard, Stage::kBackward, "w", {bad ? kNanF : 1.0f}); });
+          EXPECT_EQ(decision.action, i == 3 ? Action::kSkip : Action::kApply);
+        }
+        if (rank == 3) memory[1] = 'y';
+        EXPECT_EQ(attempt(guard, [] {}).exit_code(), 83);
+      });
+  EXPECT_EQ(proofs_counted(temp / "run"), "3");
+}
+
+TEST(ReplicaProofs, AreCountedAtTheEndOfTheRunToo) {
+  const TempDir temp;
+  in_two_groups("proof_interval_attempts: 3", temp / "run", 1, [](StepGuard& guard, int, std::string&) {
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(attempt(guard, [] {}).apply());
+    EXPECT_TRUE(guard.close().apply());
+  });
+  EXPECT_EQ(proofs_counted(temp / "run"), "2");
+}
+
+// Of clean attempts, each with a proof, on four ranks.
+long allocations_of_proofs(std::size_t tensors) {
+  std::atomic<long> made = 0;
+  std::barrier all(4);
+  in_two_groups("proof_interval_attempts: 1", "", tensors, [&](StepGuard& guard, int rank, std::string&) {
+    for (int i = 0; i < 10; ++i) attempt(guard, [] {});
+    all.arrive_and_wait();
+    if (rank == 0) made -= g_allocations;
+    all.arrive_and_wait();
+    for (int i = 0; i < 64; ++i) attempt(guard, [] {});
+    all.arrive_and_wait();
+    if (rank == 0) made += g_allocations;
+    all.arrive_and_wait();
+  });
+  return made;
+}
+
+TEST(ReplicaProofs, OfManyTensorsAllocateNoMoreThanOfOneWhileReplicasAgree) {
+  EXPECT_EQ(allocations_of_proofs(300), allocations_of_proofs(1));
 }
 
 TEST(ReplicaGroups, ARankThatForgetsATagIsRefusedOnEveryRank) {

@@ -1,8 +1,12 @@
 // Checkpoints of a run with several replica groups: the same names in each, and other values.
 #include <gtest/gtest.h>
 
+#include "generation_folder.h"
 #include "holdfast/checkpoint/manifest.pb.h"
+#include "holdfast/coord/storage/publication.h"
+#include "manifest_limits.h"
 #include "part_reports.h"
+#include "ranks/collective_decorators.h"
 #include "store_world.h"
 
 namespace holdfast {
@@ -183,6 +187,39 @@ TEST(CheckpointGroups, ReplicasThatShareAnotherStateAreNamedWithTheFirstOfTheirG
   });
 }
 
+// What a group shares may be long, and all ranks would be told it, for each of the groups.
+TEST(CheckpointGroups, RanksThatShareTheSameTellEachOtherDigestsAndRanksThatDoNotWhatItIs) {
+  for (const bool odd : {false, true}) {
+    const MemoryDir temp;
+    std::vector<std::string> calls(6);
+    std::atomic<std::size_t> sent = 0;
+    ThreadGroup(6).run([&](Collective& collective) {
+      const int rank = collective.rank();
+      ReplicaGroups groups(6);
+      ASSERT_TRUE(ReplicaGroups::agree(collective, {}, rank % 3, &groups).ok());
+      RankState state(rank, 6);
+      for (int t = 0; t < 100; ++t) {
+        const std::string name = "a tensor with a long name and number " + std::to_string(t);
+        state.add(name, DType::kFloat32, {odd && rank > 3 && t == 50 ? 2 : 1}, Held::kReplicated);
+      }
+      RecordingCollective recorded(collective);
+      std::unique_ptr<CheckpointStore> store;
+      const Status status = CheckpointStore::create(recorded, real_file_system(), temp / "c",
+                                                    {.interval_attempts = 1}, state.state(), groups, &store);
+      EXPECT_EQ(
+          status.message(),
+          odd ? "rank 4: the ranks share another state: a tensor with a long name and number 50 is F32[2] in "
+                "its replicated state and F32[1] in rank 1's"
+              : "");
+      calls[static_cast<std::size_t>(rank)] = recorded.calls;
+      sent += recorded.sent;
+    });
+    EXPECT_EQ(calls, std::vector<std::string>(6, calls[0])) << "the same collectives on all ranks";
+    constexpr std::size_t kShortest = 100 * 40;  // of a declaration of these names
+    EXPECT_EQ(sent / kShortest, odd ? 1u : 0u) << sent;
+  }
+}
+
 TEST(CheckpointGroups, AnArrayIsHeldInFullByEachGroup) {
   const MemoryDir temp;
   ThreadGroup(4).run([&](Collective& collective) {
@@ -198,6 +235,59 @@ TEST(CheckpointGroups, AnArrayIsHeldInFullByEachGroup) {
     EXPECT_EQ(status.message(),
               "rank 0: sharded moments of replica group tp=1: element 6 of 12 is held by no rank");
   });
+}
+
+// ---- what could not be read back is not published
+
+TEST(CheckpointGroups, ANameThatAManifestMayNotHoldIsRefusedBeforePublication) {
+  const MemoryDir temp;
+  const std::string longest(4097, 'x');
+  ThreadGroup(2).run([&](Collective& collective) {
+    ReplicaGroups groups(2);
+    ASSERT_TRUE(ReplicaGroups::agree(collective, {{longest, collective.rank()}}, {}, &groups).ok());
+    RankState state(collective.rank(), 2);
+    state.add("layer", DType::kFloat32, {5}, Held::kReplicated);
+    Rank rank{collective, state, nullptr};
+    ASSERT_TRUE(CheckpointStore::create(collective, real_file_system(), temp / "c", {.interval_attempts = 1},
+                                        state.state(), groups, &rank.store)
+                    .ok());
+    const CheckpointOutcome outcome = rank.publish(10);
+    if (!rank.is_first()) return;
+    EXPECT_FALSE(outcome.published);
+    EXPECT_FALSE(outcome.non_finite);
+    EXPECT_EQ(
+        outcome.reason,
+        "e0001-a0000000010 refused: no restore would read it: the manifest is damaged: it has a replica "
+        "group without a name");
+  });
+  EXPECT_EQ(names_in(temp / "c"), std::vector<std::string>{});
+}
+
+// Two groups, each with as many tensors as are allowed in all.
+TEST(CheckpointGroups, MoreTensorsThanAManifestMayHoldAreRefusedAndTheOlderGenerationStays) {
+  const MemoryDir temp;
+  FileSystem& files = real_file_system();
+  GroupedRun{temp / "c", {"0", "1"}}.publish();
+  GenerationFolder folder(files, temp / "c", {.keep = 1});
+  ASSERT_TRUE(folder.open().ok());
+  ASSERT_TRUE(begin_publication(files, temp / "c", "e0001-a0000000601").ok());
+  Manifest manifest = manifest_in(temp / "c");
+  manifest.set_attempt(601);
+  for (Part& part : *manifest.mutable_parts()) {
+    const std::string file = partial_path(temp / "c", "e0001-a0000000601") + "/" + part.file();
+    ASSERT_TRUE(write_synced(files, file, std::string(part.file_bytes(), '\0')).ok());
+    if (part.has_rank()) continue;
+    while (static_cast<std::uint64_t>(part.tensors_size()) < kMostManifestTensors) part.add_tensors();
+  }
+  CheckpointOutcome outcome;
+  folder.publish(manifest, &outcome);
+  EXPECT_FALSE(outcome.published);
+  EXPECT_EQ(
+      outcome.reason,
+      "e0001-a0000000601 refused: no restore would read it: the manifest is damaged: it is none, or too "
+      "large");
+  EXPECT_EQ(outcome.removed, std::vector<std::string>{});
+  EXPECT_EQ(names_in(temp / "c"), std::vector<std::string>{kName});
 }
 
 // ---- what is read back may be anything

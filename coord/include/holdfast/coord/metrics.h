@@ -67,8 +67,9 @@ class RunMetrics {
   // By the stage and the class of what was found: one of nan, pos_inf, neg_inf when all of it was that, else
   // mixed; none for an exception or a rule. So each skip is counted in one place.
   void count_skip(std::optional<Stage> stage, const BadCounts& found);
-  void count_ended_attempt() { add(&ended_, 1); }  // neither applied nor skipped: it ended the run
-  void count_rollback() { add(&rollbacks_, 1); }   // neither: it is made again
+  void count_ended_attempt() { add(&ended_, 1); }           // neither applied nor skipped: it ended the run
+  void count_rollback() { add(&rollbacks_, 1); }            // neither: it is made again
+  void count_replica_proof() { add(&replica_proofs_, 1); }  // in which all replicas agreed
   void count_failed_checkpoint(bool non_finite) { add(&failed_checkpoints_[non_finite ? 1 : 0], 1); }
   // A generation was published that every rank found clean: the state before `attempt`, as of now.
   void set_last_known_good(std::uint64_t attempt);
@@ -92,7 +93,8 @@ class RunMetrics {
     std::uint64_t attempt = 0;  // the next one
     std::uint64_t update = 0;
     std::uint64_t skips = 0;
-    std::uint64_t attempts_made = 0;  // by this process
+    std::uint64_t attempts_made = 0;   // by this process
+    std::uint64_t replica_proofs = 0;  // by this process, in which all replicas agreed
   };
   Position position() const;
   std::optional<double> loss_scale() const;
@@ -119,7 +121,7 @@ class RunMetrics {
   const std::uint64_t most_total_, most_consecutive_;
   std::vector<std::unique_ptr<Window>> windows_;  // the rate rules, then calibration
   std::array<std::array<Number, kClasses>, kStages> skips_made_{};
-  Number updates_{0}, ended_{0}, rollbacks_{0}, incidents_{0}, calibration_skips_{0};
+  Number updates_{0}, ended_{0}, rollbacks_{0}, incidents_{0}, calibration_skips_{0}, replica_proofs_{0};
   std::array<Number, 2> failed_checkpoints_{};  // could not be written; were not finite
   std::array<Number, 2> bundles_{};             // published; not written
   Number checkpoints_{0}, last_known_good_{0};
