@@ -78,6 +78,7 @@ class Replica {
         sums_->data() + share_begin_, DType::kFloat32, count * (rank + 1) / size - share_begin_)};
     must(CudaScanPlan::create(share, &share_scan_));
     must(cudaDeviceSynchronize());  // what was written so far was not written on our stream
+    warm_up();
   }
 
   ~Replica() {
@@ -182,6 +183,15 @@ class Replica {
     fill(values.data() + sizes.weights1() + sizes.hidden, sizes.weights2(), sizes.hidden);
     must(cudaMemcpy(model_->parameters.data(), values.data(), values.size() * sizeof(float),
                     cudaMemcpyHostToDevice));
+  }
+
+  // Everything once, so that nothing is loaded or allocated later: with several GPUs in a process that may
+  // wait for a collective that waits for us. Before the first sum the flag is up, so the update does nothing.
+  void warm_up() {
+    model_->forward();
+    model_->backward();
+    model_->update(sums_->data(), next_step(), collective_->device_skip_flag());
+    must(cudaStreamSynchronize(stream_));
   }
 
   // Into pinned memory, which the stream has read by the time a verdict is there.

@@ -17,9 +17,9 @@ inline cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream
 }
 
 // Column-major. With beta zero, c is not read: it may hold anything.
-inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m,
-                                  int n, int k, const float* alpha, const float* a, int lda, const float* b,
-                                  int ldb, const float* beta, float* c, int ldc) {
+inline cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b,
+                                  int m, int n, int k, const float* alpha, const float* a, int lda,
+                                  const float* b, int ldb, const float* beta, float* c, int ldc) {
   submit(*handle, [=, alpha = *alpha, beta = *beta] {
     for (int j = 0; j < n; ++j) {
       for (int i = 0; i < m; ++i) {

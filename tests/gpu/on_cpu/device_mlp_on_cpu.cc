@@ -1,5 +1,6 @@
-// The model of the example trainers, compiled for the CPU: its gradients against differences of its loss, NaNs that
-// must come through, and an update that the flag holds back. Exit code 0, or 1 when a result differs.
+// The model of the example trainers, compiled for the CPU: its gradients against differences of its loss,
+// NaNs that must come through, and an update that the flag holds back. Exit code 0, or 1 when a result
+// differs.
 #include "gpu/on_cpu/train_kernels.h"
 
 #include <cmath>
@@ -108,7 +109,8 @@ void check_update(DeviceMlp& model) {
   const DeviceArray<float> bad(model.parameters.size());
   must(cudaMemset(bad.data(), 0xff, bad.size() * sizeof(float)));
   const DeviceArray<std::uint32_t> skip(1);
-  const AdamStep first{.rate = 0.01f, .mean_correction = 10, .square_correction = 1000, .gradient_scale = 0.5f};
+  const AdamStep first{
+      .rate = 0.01f, .mean_correction = 10, .square_correction = 1000, .gradient_scale = 0.5f};
 
   skip.data()[0] = 1;
   model.update(bad.data(), first, skip.data());

@@ -1,6 +1,6 @@
-// NCCL on a CPU, as the header beside this file is CUDA: each call is over when it returns. Ranks are processes of
-// mpirun with HOLDFAST_ON_CPU_MPI, threads otherwise. Knows nothing of faults: those are tested over
-// tests/collectives/nccl_stand_in.h. For one file of a program.
+// NCCL on a CPU, as the header beside this file is CUDA: each call is over when it returns. Ranks are
+// processes of mpirun with HOLDFAST_ON_CPU_MPI, threads otherwise. Knows nothing of faults: those are tested
+// over tests/collectives/nccl_stand_in.h. For one file of a program.
 #pragma once
 
 #include "gpu/on_cpu/cuda_runtime.h"
@@ -128,7 +128,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) { return delete communicat
 ncclResult_t ncclCommAbort(ncclComm_t communicator) { return ncclCommDestroy(communicator); }
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, ncclDataType_t type,
-                                  ncclRedOp_t op, ncclComm_t communicator, cudaStream_t) {
+                           ncclRedOp_t op, ncclComm_t communicator, cudaStream_t) {
   if (op != ncclSum || (type != ncclFloat && type != ncclUint64)) return ncclInvalidArgument;
   const bool floats = type == ncclFloat;
   const on_cpu::Everybody all = communicator->exchange(send, count * (floats ? 4 : 8));
@@ -137,25 +137,24 @@ ncclResult_t ncclAllReduce(const void* send, void* receive, std::size_t count, n
   return ncclSuccess;
 }
 ncclResult_t ncclAllGather(const void* send, void* receive, std::size_t count, ncclDataType_t,
-                                  ncclComm_t communicator, cudaStream_t) {
+                           ncclComm_t communicator, cudaStream_t) {
   char* to = static_cast<char*>(receive);
   for (const auto& sent : communicator->exchange(send, count)) to = std::copy(sent.begin(), sent.end(), to);
   return ncclSuccess;
 }
 ncclResult_t ncclBroadcast(const void* send, void* receive, std::size_t count, ncclDataType_t, int root,
-                                  ncclComm_t communicator, cudaStream_t) {
+                           ncclComm_t communicator, cudaStream_t) {
   const on_cpu::Everybody all = communicator->exchange(send, count);
   std::memcpy(receive, all[static_cast<std::size_t>(root)].data(), count);
   return ncclSuccess;
 }
 #ifdef HOLDFAST_ON_CPU_MPI
 ncclResult_t ncclSend(const void* send, std::size_t count, ncclDataType_t, int peer, ncclComm_t,
-                             cudaStream_t) {
+                      cudaStream_t) {
   MPI_Send(send, static_cast<int>(count), MPI_CHAR, peer, 0, MPI_COMM_WORLD);
   return ncclSuccess;
 }
-ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t, int peer, ncclComm_t,
-                             cudaStream_t) {
+ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t, int peer, ncclComm_t, cudaStream_t) {
   MPI_Recv(receive, static_cast<int>(count), MPI_CHAR, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
   return ncclSuccess;
 }

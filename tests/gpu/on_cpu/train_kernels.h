@@ -1,4 +1,5 @@
-// The kernels of the example trainers and of the guard, as they are, for one file of a program that runs them on a CPU.
+// The kernels of the example trainers and of the guard, as they are, for one file of a program that runs them
+// on a CPU.
 #pragma once
 
 #include "gpu/on_cpu/cuda_runtime.h"
@@ -37,6 +38,6 @@ std::function<void()> bind_any(const void* kernel, void** arguments, Kernels... 
 std::function<void()> bind_kernel(const void* kernel, void** arguments) {
   using namespace holdfast::cuda;
   using namespace holdfast::example;
-  return on_cpu::bind_any(kernel, arguments, scan_tiles, fill_record, publish, bias_relu, relu_backward, softmax_loss,
-                          sum_rows, adam);
+  return on_cpu::bind_any(kernel, arguments, scan_tiles, fill_record, publish, bias_relu, relu_backward,
+                          softmax_loss, sum_rows, adam);
 }
