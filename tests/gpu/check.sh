@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Builds the CUDA scan with nvcc alone (no CMake, MPI, Protobuf or GoogleTest), for the GPU that is there, and checks it:
-# the CPU's bits, CUDA graphs, speed. With NCCL, wherever nvcc finds it or in $NCCL_HOME, also the NCCL backend, on all GPUs.
+# the CPU's bits, CUDA graphs, speed. With NCCL, wherever nvcc finds it or in $NCCL_HOME, also the NCCL backend, on all GPUs,
+# and with cuBLAS the example trainer nccl_minimal: with zlib and xxHash on Fashion-MNIST, where $HOLDFAST_DATA or the usual
+# folder has it, and on made-up data otherwise.
 #
 #   tests/gpu/check.sh [--build-only] [--no-speed] [--dir BUILD_FOLDER]
 #
@@ -79,6 +81,8 @@ link scan_check ${libraries[@]+"${libraries[@]}"}
 
 programs=(scan_check)
 cuda=$(dirname "$(dirname "$(command -v nvcc)")")
+with_trainer=0
+trainer_options=()
 nccl=(-I"$cuda/include" -L"$cuda/lib" -Xlinker "-rpath=$cuda/lib")
 if [[ ${NCCL_HOME:-} ]]; then
   nccl+=(-I"$NCCL_HOME/include" -L"$NCCL_HOME/lib" -Xlinker "-rpath=$NCCL_HOME/lib")
@@ -97,10 +101,39 @@ int main() { int version; return ncclGetVersion(&version); }' >"$out/has_nccl.cu
   done
   link nccl_check "${nccl[@]}" -lnccl
   programs+=(nccl_check)
+
+  if echo '#include <cublas_v2.h>
+int main() { cublasHandle_t handle; return cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS ? 0 : 1; }' >"$out/has_cublas.cu" &&
+    nvcc "${nccl[@]}" "$out/has_cublas.cu" -lcublas -o "$out/has_cublas" 2>"$out/has_cublas.log"; then
+    objects=("$out"/{scan_cuda.cu,record_cuda.cu,nccl_verdict.cu,tensor_view.cc,scan_plan.cc,status.cc}.o
+      "$out"/{nccl_collective,nccl_link,record,verdict}.cc.o)
+    trainer=(-Ilaunch "${includes[@]}")
+    if echo '#include <xxhash.h>
+#include <zlib.h>
+int main() { return XXH3_64bits("", 0) == crc32(0, nullptr, 0); }' |
+      g++ -x c++ - -lz -lxxhash -o "$out/has_libraries" 2>/dev/null; then
+      libraries=(-lz -lxxhash)
+      compile g++ launch/train/idx_dataset.cc "${host[@]}" "${trainer[@]}"
+      data=${HOLDFAST_DATA:-/usr/share/datasets/fashion-mnist}
+      if [[ -d $data ]]; then trainer_options=(--data "$data"); fi
+    else
+      libraries=()
+      trainer+=(-DHOLDFAST_WITHOUT_LIBRARIES)
+    fi
+    compile nvcc launch/examples/nccl_minimal.cu "${device[@]}" "${trainer[@]}"
+    compile g++ launch/train/sampler.cc "${host[@]}" "${trainer[@]}"
+    link nccl_minimal "${nccl[@]}" -lcublas -lnccl ${libraries[@]+"${libraries[@]}"}
+    with_trainer=1
+  else
+    echo "nccl_minimal: not built, no cuBLAS (see $out/has_cublas.log)"
+  fi
 else
   echo "NCCL: not built, no nccl.h or no library (see $out/has_nccl.log)"
 fi
 ((build_only)) && exit 0
 failed=0
 for program in "${programs[@]}"; do "$out/$program" ${arguments[@]+"${arguments[@]}"} || failed=1; done
+if ((with_trainer)); then
+  tests/gpu/train_check.sh "$out/nccl_minimal" ${trainer_options[@]+"${trainer_options[@]}"} || failed=1
+fi
 exit "$failed"

@@ -166,7 +166,8 @@ class StepGuard {
   Probe observe(Stage stage, std::string_view tensor, const SparseView& gradient);
 
   // The same with a measurement that was made before, by scan() or by one of fused_scan.h, of values of
-  // `dtype`.
+  // `dtype`. A Collective whose reduce() adds to the record what a device counted may call it in there,
+  // within decide(), once it knows the sum: for this rank's report.
   void observe_measured(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset = 0,
                         DType dtype = DType::kFloat32);
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <random>
 #include <vector>
 
@@ -168,7 +169,7 @@ inline unsigned atomicInc(unsigned* p, unsigned last) { return replace(p, *p >= 
 inline double __ldcg(const double* p) { return *p; }
 
 // The host's side. Streams run at once, but when they are captured.
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorNotReady = 600 };
 enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaStreamNonBlocking, cudaStreamCaptureModeGlobal };
 using Work = std::vector<std::function<void()>>;
 using cudaGraph_t = Work*;
@@ -210,9 +211,17 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
 inline cudaError_t cudaMemset(void* p, int value, std::size_t bytes) {
   return std::memset(p, value, bytes), cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* p, int value, std::size_t bytes, cudaStream_t stream) {
+  return submit(stream, [=] { std::memset(p, value, bytes); }), cudaSuccess;
+}
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-inline cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+// For programs that run all there are.
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  const char* devices = std::getenv("HOLDFAST_ON_CPU_DEVICES");
+  return *count = devices == nullptr ? 1 : std::atoi(devices), cudaSuccess;
+}
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* device, int) {
   return *device = {"kernel on a CPU", 0, 0}, cudaSuccess;
 }
@@ -224,6 +233,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, int) {
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int) {
   return stream->capturing = true, cudaSuccess;
 }
@@ -247,6 +257,8 @@ std::function<void()> bind_kernel(const void* kernel, void** arguments);
 inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, std::size_t,
                                     cudaStream_t stream) {
   submit(stream, [=, call = bind_kernel(kernel, arguments)] {
+    static std::mutex one_at_a_time;  // ranks may be threads
+    const std::lock_guard lock(one_at_a_time);
     static std::mt19937 random(5);
     std::vector<unsigned> order(grid.x);
     for (unsigned b = 0; b < grid.x; ++b) order[b] = b;

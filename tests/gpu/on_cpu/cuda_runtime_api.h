@@ -1,0 +1,3 @@
+#pragma once
+
+#include "gpu/on_cpu/cuda_runtime.h"
