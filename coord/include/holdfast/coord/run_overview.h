@@ -17,7 +17,7 @@ namespace holdfast {
 //     the record has no end: killed, cut off, or left with 84), holder of a live run, exit_code and reason of
 //     the end
 //   epoch, attempt (the next one), update, skips, calibration_skips, incidents, attempts_per_second,
-//   replica_proofs: proofs since the start in which all replicas agreed
+//   replica_proofs (since the start, in which all replicas agreed),
 //   loss_scale as_of: when a live run said so; the rest is as of its last skip or alert at least, see
 //   RUN_DIR/state budgets: {total, consecutive: {left, limit}}; raised_alerts: names of rules last_incident:
 //   an event, with its name, time, epoch, attempt, reason...; hold: what has to be acknowledged topology: the
