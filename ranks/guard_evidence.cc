@@ -36,7 +36,10 @@ void put_tallies(const AttemptLog& log, bool scales_loss, EvidencePart* part) {
 void put_groups(const ReplicaGroups& groups, std::vector<EvidencePart>* parts) {
   if (groups.only_one()) return;
   for (EvidencePart& part : *parts) {
-    if (part.rank() >= 0 && part.rank() < groups.ranks()) part.set_replica_group(groups.name_of(part.rank()));
+    if (part.rank() < 0 || part.rank() >= groups.ranks()) continue;
+    const int group = groups.group_of(part.rank());
+    part.set_replica_group(groups.name(group));
+    part.set_replicas(static_cast<std::uint32_t>(groups.members(group).size()));
   }
 }
 
@@ -59,6 +62,16 @@ void StepGuard::Impl::provide_evidence(EvidenceProviders providers) {
   if (!coordinator_) return;
   coordinator_->keep_evidence(
       {providers_.configuration, describe_environment(providers_.environment), providers_.injected});
+}
+
+// A sum goes over the ranks of one group: others may not even have the tensor. The first origin is the lowest
+// of those that were chosen.
+EvidenceOrder StepGuard::Impl::for_this_rank(EvidenceOrder order) const {
+  const int first = order.ranks.empty() ? 0 : order.ranks.front();
+  const bool is_known = first >= 0 && first < groups_.ranks();
+  order.from_all =
+      order.from_all && is_known && groups_.group_of(first) == groups_.group_of(collective_.rank());
+  return order;
 }
 
 // Collective, when evidence is wanted: each rank of `order` tells rank 0 what it has, in one gather. The

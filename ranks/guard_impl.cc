@@ -251,7 +251,7 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
   }
   if (!applied_) snapshot_.restore();
   if (decision.evidence) {
-    if (Status s = collect_evidence(*decision.evidence); !s.ok()) return broken(s);
+    if (Status s = collect_evidence(for_this_rank(*decision.evidence)); !s.ok()) return broken(s);
     if (decision.ends_run()) {
       finish_evidence();
       // Whoever leaves first makes mpirun end the others.

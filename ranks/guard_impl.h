@@ -126,6 +126,7 @@ class StepGuard::Impl {
   Decision broken(const Status& status);
   Decision end_attempt(Decision decision, const Verdict& verdict = {});
 
+  EvidenceOrder for_this_rank(EvidenceOrder order) const;
   Status collect_evidence(const EvidenceOrder& order);  // collective
   std::optional<EvidencePart> own_evidence(const EvidenceOrder& order);
   void finish_evidence();

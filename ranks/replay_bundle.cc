@@ -55,9 +55,13 @@ std::string ReplayBundle::open() {
   if (std::string missing = find_boundary(); !missing.empty()) return missing;
   attempt_.rank = origin_->rank();
   attempt_.ranks = manifest.ranks();
+  attempt_.replicas = origin_->has_replicas() ? origin_->replicas() : manifest.ranks();
   attempt_.loss_scale = manifest.loss_scale();
   attempt_.configuration = named(manifest.configuration());
-  for (const EvidencePart& part : manifest.parts()) attempt_.facts.emplace(part.rank(), named(part.facts()));
+  for (const EvidencePart& part : manifest.parts()) {
+    if (part.replica_group() == origin_->replica_group())
+      attempt_.facts.emplace(part.rank(), named(part.facts()));
+  }
   environment_ = named(manifest.environment());
   return read_tensors();
 }

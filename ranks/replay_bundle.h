@@ -36,8 +36,8 @@ class ReplayBundle {
   const EvidencePart& origin() const { return *origin_; }
   const std::map<std::string, std::string>& environment() const { return environment_; }
 
-  // The state before the attempt: from the bundle when it holds all of `needed` and is of the origin's replica
-  // group, else from the checkpoint that it names. "", or what is missing.
+  // The state before the attempt: from the bundle when it holds all of `needed` and is of the origin's
+  // replica group, else from the checkpoint that it names. "", or what is missing.
   std::string read_state(const std::vector<std::string>& needed);
   const std::map<std::string, RecordedTensor>& state() const { return state_; }
   // Whether it has what is each rank's own: a bundle's is rank 0's.

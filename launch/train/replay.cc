@@ -165,9 +165,9 @@ class Client {
       const bool made_here = rank == attempt.rank || run_.sum_overflow_off;
       terms.push_back(made_here ? own : value_of(bits, configured(attempt, "precision")));
     }
-    if (terms.size() != attempt.ranks)
+    if (terms.size() != attempt.replicas)
       return watcher.lacks(fmt::format("the gradients of {} ranks at the bad index: there are {}",
-                                       attempt.ranks, terms.size()));
+                                       attempt.replicas, terms.size()));
     float sum = 0;
     for (const float term : terms) sum = rounded(sum + term);
     injector(attempt).corrupt_piece(Stage::kReduction, run_.plan.attempt, subject.tensor, subject.index,

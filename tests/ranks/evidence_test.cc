@@ -154,6 +154,32 @@ TEST(Evidence, EveryRankIsAskedForItsPartOfASum) {
   for (const int count : counts(calls.batch)) batches += count;
   EXPECT_EQ(batches, 1);  // of the rank whose share it is in
   EXPECT_EQ(manifest_of(temp, kFirst).parts_size(), kRanks);
+  EXPECT_FALSE(manifest_of(temp, kFirst).parts(0).has_replica_group());
+}
+
+// Two groups, of even and of odd ranks; what is reduced over the odd ones is not finite.
+TEST(Evidence, OnlyTheRanksOfItsReplicaGroupAreAskedForTheirPartOfASum) {
+  const TempDir temp;
+  Calls calls;
+  const std::vector<BucketSlice> layout = {{"w", 0, 2}};
+  ThreadGroup(kRanks).run([&](Collective& collective) {
+    GuardOptions options = recording(temp);
+    options.axes = {{"dp", collective.rank() / 2}, {"tp", collective.rank() % 2}};
+    const auto guard = create_guard(collective, options);
+    ASSERT_NE(guard, nullptr);
+    guard->provide_evidence(providers(collective.rank(), &calls));
+    std::vector<float> reduced = {1.0f, collective.rank() % 2 == 1 ? kInfF : 2.0f};
+    const Decision decision = attempt(*guard, [&] { guard->observe_share(TensorView::of(reduced), layout); });
+    EXPECT_EQ(decision.action, Action::kSkip);
+    EXPECT_TRUE(guard->close().apply());
+  });
+  EXPECT_EQ(counts(calls.rerun), (Counts{0, 1, 0, 1}));
+  const BundleManifest manifest = manifest_of(temp, kFirst);
+  EXPECT_EQ(manifest.parts_size(), 3);  // and rank 0's, with the state
+  for (const EvidencePart& part : manifest.parts()) {
+    EXPECT_EQ(part.replica_group(), part.rank() == 0 ? "tp=0" : "tp=1");
+    EXPECT_EQ(part.replicas(), 2u);
+  }
 }
 
 TEST(Evidence, AProviderThatThrowsIsOnRecordAndChangesNoDecision) {

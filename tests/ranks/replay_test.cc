@@ -563,6 +563,34 @@ TEST(ReplayOfGroups, TheGroupsWeightsAreThoseOfTheCheckpoint) {
   EXPECT_EQ(trainer.weights[2], 2.0f);
 }
 
+// Of four ranks in two groups. What rank 1 finds is made again of its own group, whoever else was bad.
+TEST(ReplayOfGroups, ASumIsOfTheGroupsRanksOnly) {
+  for (const bool both : {false, true}) {
+    const TempDir dir;
+    TinyRun run = at_reduction();
+    run.ranks = 4;
+    run.groups = 2;
+    run.clean_attempts = 0;
+    run.checkpoint_interval = 1000;
+    run.spoil = [=](TinyTrainer& t, int rank) {
+      if (both || rank % 2 == 1) t.batch.gain = 1e37f;
+    };
+    TinyTrainer trainer;
+    ReplayTrainer summing = trainer.replayed();
+    std::vector<int> ranks;
+    summing.reduce_again = [&, sum = summing.reduce_again](const RecordedAttempt& attempt,
+                                                           ReplayWatcher& watcher) {
+      EXPECT_EQ(attempt.ranks, 4u);
+      EXPECT_EQ(attempt.replicas, 2u);
+      for (const auto& [rank, facts] : attempt.facts) ranks.push_back(rank);
+      sum(attempt, watcher);
+    };
+    const ReplayReport report = Replay(real_file_system(), record_tiny(dir, run), summing).run();
+    EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+    EXPECT_EQ(ranks, both ? (std::vector<int>{0, 2}) : (std::vector<int>{1, 3})) << report.text;
+  }
+}
+
 TEST(ReplayOfGroups, OfRankZerosGroupTheBundleHasTheWeights) {
   const TempDir dir;
   TinyRun run = of_two_groups();

@@ -72,8 +72,9 @@ struct EvidenceProviders {
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> batch;
   // Makes this rank's attempt again up to its own gradients, with the same random numbers, calling layer()
   // for each tensor; no collective, no update. Buffers that forward mutates are put back by the guard. For a
-  // finding at stage reduction it is called on every rank, and has to add the fact "local_gradient": this
-  // rank's value at the subject's index, in the type that is reduced.
+  // finding at stage reduction it is called on every rank of the first origin's replica group, and has to add
+  // the fact "local_gradient": this rank's value at the subject's index, in the type that is reduced. An
+  // origin of another group is asked, too, and adds none when it has no such tensor.
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> rerun;
   // What the run is: workload, precision, optimizer, batch size, ... Strings, by name.
   std::map<std::string, std::string> configuration;

@@ -51,10 +51,11 @@ struct RecordedSample {
 struct RecordedAttempt {
   int rank = 0;
   std::uint64_t ranks = 1;
+  std::uint64_t replicas = 1;  // of its replica group: those that a sum is of
   double loss_scale = 1;
   EvidenceSubject subject;  // what the providers were told
   std::map<std::string, std::string> configuration;
-  // EvidenceRecorder::fact() of each rank that was asked, by rank.
+  // EvidenceRecorder::fact() of each rank of its replica group that was asked, by rank.
   std::map<int, std::map<std::string, std::string>> facts;
   std::vector<RecordedTensor> batch;  // EvidenceRecorder::batch(), but for samples that an experiment blanks
   std::vector<RecordedTensor> seen;   // EvidenceRecorder::seen()
@@ -131,8 +132,8 @@ struct ReplayTrainer {
   // moving average, may be left out.
   std::function<TrainingState()> state;
   // Or: takes one recorded tensor, or the bytes that a StateBytes saved, by its name; refuses what is not of
-  // this model and passes over what it has no use for. Called for each before each run; not for what each rank
-  // has of its own when only another rank's is known, as a bundle has rank 0's.
+  // this model and passes over what it has no use for. Called for each before each run; not for what each
+  // rank has of its own when only another rank's is known, as a bundle has rank 0's.
   std::function<Status(const RecordedTensor& tensor)> load_state;
   std::vector<std::string> needed_state;  // with load_state: names without which nothing can be replayed
 

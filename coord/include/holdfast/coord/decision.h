@@ -20,7 +20,7 @@ std::string_view action_name(Action action);  // "APPLY", ...
 struct EvidenceOrder {
   std::vector<int> ranks;         // that contribute in full, ascending
   bool full = false;              // with tensors
-  bool from_all = false;          // every rank adds its own value
+  bool from_all = false;          // every rank of the first origin's replica group adds its own value
   std::uint64_t bytes = 0;        // of tensors, from each of `ranks`
   std::uint64_t state_bytes = 0;  // of rank 0's state
   Stage stage = Stage::kInput;    // of the first origin's finding
