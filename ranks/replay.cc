@@ -105,15 +105,18 @@ const RecordedTensor* RecordedAttempt::find_seen(std::string_view name) const {
 
 std::string Replay::Impl::open() {
   if (opened_) return missing_;
-  opened_ = true;
+  std::string missing;
   if (!trainer_.run_attempt || (!trainer_.state && !trainer_.load_state) ||
       (!trainer_.state && !trainer_.weights_digest)) {
-    missing_ =
+    missing =
         "a trainer that can make an attempt (run_attempt), load its state and prove its weights untouched";
   } else {
-    missing_ = recorded_.open();
+    missing = recorded_.open();
   }
-  if (missing_.empty()) missing_ = find_batch();
+  if (missing.empty()) missing = find_batch();
+  // Last: after an exception the next call begins anew.
+  missing_ = std::move(missing);
+  opened_ = true;
   return missing_;
 }
 
@@ -125,6 +128,8 @@ std::string Replay::Impl::find_batch() {
       return missing + "; " + printable(s.message());
   } catch (const std::exception& error) {
     return missing + "; " + printable(error.what());
+  } catch (...) {
+    return missing + "; exception of unknown type";
   }
   batch_is_loaded_ = true;
   return recorded_.missing_batch();
@@ -279,18 +284,24 @@ ReplayReport Replay::run(const std::vector<std::string>& settings) try {
   return impl_->run(settings);
 } catch (const std::exception& error) {
   return impl_->refuse(printable(error.what()));
+} catch (...) {
+  return impl_->refuse("exception of unknown type");
 }
 
 ReplayReport Replay::shrink(const std::vector<std::string>& settings, std::uint64_t most_replays) try {
   return impl_->shrink(settings, most_replays);
 } catch (const std::exception& error) {
   return impl_->refuse(printable(error.what()));
+} catch (...) {
+  return impl_->refuse("exception of unknown type");
 }
 
 ReplayReport Replay::one_factor(const std::vector<std::string>& settings, std::uint64_t most_replays) try {
   return impl_->one_factor(settings, most_replays);
 } catch (const std::exception& error) {
   return impl_->refuse(printable(error.what()));
+} catch (...) {
+  return impl_->refuse("exception of unknown type");
 }
 
 }  // namespace holdfast

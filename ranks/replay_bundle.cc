@@ -47,6 +47,7 @@ std::string parent_of(std::string path) {
 }  // namespace
 
 std::string ReplayBundle::open() {
+  attempt_ = {};
   if (Status s = Bundle::open(files_, path_, &bundle_); !s.ok()) return s.message();
   if (const auto faults = bundle_->verify(); !faults.empty()) return "it is damaged: " + faults.front();
   const BundleManifest& manifest = bundle_->manifest();
@@ -172,19 +173,23 @@ std::string ReplayBundle::why_not_the_bundle() const {
                      printable(origin_->replica_group()), printable(rank_0->replica_group()));
 }
 
+// All or nothing, so that the next call may try again.
 std::string ReplayBundle::read_bundled_state() {
-  state_source_ = "bundle";
-  has_own_state_ = attempt_.rank == 0;
+  const bool is_own = attempt_.rank == 0;
+  std::map<std::string, RecordedTensor> state;
   const EvidencePart* rank_0 = find_part(0);
-  if (rank_0 == nullptr) return "";
-  for (const EvidenceTensor& tensor : rank_0->tensors()) {
-    if (tensor.role() != EvidenceTensor::STATE || state_.contains(tensor.name())) continue;
-    if (!has_own_state_ && tensor.held() != static_cast<int>(Held::kReplicated)) {
+  for (int i = 0; rank_0 != nullptr && i < rank_0->tensors_size(); ++i) {
+    const EvidenceTensor& tensor = rank_0->tensors(i);
+    if (tensor.role() != EvidenceTensor::STATE || state.contains(tensor.name())) continue;
+    if (!is_own && tensor.held() != static_cast<int>(Held::kReplicated)) {
       of_rank_0_.insert(tensor.name());
       continue;
     }
-    if (std::string why = read_recorded(*bundle_, tensor, &state_[tensor.name()]); !why.empty()) return why;
+    if (std::string why = read_recorded(*bundle_, tensor, &state[tensor.name()]); !why.empty()) return why;
   }
+  state_ = std::move(state);
+  has_own_state_ = is_own;
+  state_source_ = "bundle";
   return "";
 }
 
@@ -239,8 +244,9 @@ std::string ReplayBundle::read_checkpoint() {
         return s.message();
     }
   }
+  std::string source = id.name();
   state_ = std::move(state);
-  state_source_ = id.name();
+  state_source_ = std::move(source);
   has_own_state_ = true;
   return "";
 }

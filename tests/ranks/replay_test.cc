@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "coord/events.h"
+#include "ranks/checkpoint/forwarding_file_system.h"
 #include "ranks/tiny_trainer.h"
 
 namespace holdfast {
@@ -357,6 +358,8 @@ TEST(Replay, ACompactBundleIsReplayedWithABatchThatTheTrainerMakesAgain) {
   TinyTrainer trainer;
   ReplayTrainer loading = trainer.replayed();
   expect_missing(bundle, loading, "the batch of rank 1 (the bundle is compact");
+  loading.load_batch = [](RecordedAttempt*) -> Status { throw 7; };
+  expect_missing(bundle, loading, "keep no tensors); exception of unknown type");
   loading.load_batch = [](RecordedAttempt*) -> Status { throw std::runtime_error("no data \x1b"); };
   expect_missing(bundle, loading, "keep no tensors); no data \\x1b");
   loading.load_batch = [](RecordedAttempt* attempt) {
@@ -440,6 +443,43 @@ TEST(Replay, AllRecordedStateIsGivenToATrainerThatLoadsItByName) {
   loading.needed_state = {"weights", "bias"};
   std::filesystem::remove(bundle + "/experiments.jsonl");
   expect_missing(bundle, loading, "the state before the attempt (bias)");
+}
+
+// ---- what fails once
+
+// Throws when a file is opened, the `nth` time.
+class ThrowingOnce final : public ForwardingFileSystem {
+ public:
+  explicit ThrowingOnce(int nth) : left_(nth) {}
+  Status open_file(const std::string& path, std::unique_ptr<ReadableFile>* out) override {
+    if (--left_ == 0) throw std::runtime_error("no memory for " + path);
+    return ForwardingFileSystem::open_file(path, out);
+  }
+  bool has_thrown() const { return left_ <= 0; }
+
+ private:
+  int left_;
+};
+
+TEST(Replay, AfterAnExceptionTheNextCallBeginsAnew) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, at_input());
+  int nth = 1;
+  for (;; ++nth) {
+    ASSERT_LT(nth, 200);
+    std::filesystem::remove(bundle + "/experiments.jsonl");
+    ThrowingOnce files(nth);
+    TinyTrainer trainer;
+    Replay again(files, bundle, trainer.replayed());
+    const ReplayReport first = again.run();
+    if (!files.has_thrown()) break;
+    EXPECT_EQ(first.result, ReplayResult::kNotReplayable) << first.text;
+    EXPECT_EQ(trainer.attempts, 0);
+    const ReplayReport second = again.run();
+    EXPECT_EQ(second.result, ReplayResult::kReproduced) << nth << ": " << second.text;
+    EXPECT_EQ(second.bits, Bits::kSame);
+  }
+  EXPECT_GT(nth, 8) << "manifest, texts, two parts and each tensor of the state";
 }
 
 // ---- what each rank has of its own
