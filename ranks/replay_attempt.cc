@@ -59,6 +59,19 @@ std::string digest_of(const RecordedAttempt& attempt) {
   return hex(sha256(all));
 }
 
+// What is stored of complex128 has one more extent of 2. Of no extents at all a bundle makes one of 1.
+bool same_shape(const StateTensor& tensor, const RecordedTensor& kept) {
+  std::vector<std::int64_t> shape = tensor.shape;
+  std::vector<std::int64_t> stored = kept.shape;
+  if (tensor.dtype == DType::kComplex128) {
+    if (stored.empty() || stored.back() != 2) return false;
+    stored.pop_back();
+  }
+  if (shape.empty()) shape.push_back(1);
+  if (stored.empty()) stored.push_back(1);
+  return shape == stored;
+}
+
 }  // namespace
 
 std::int64_t count_samples(const RecordedAttempt& attempt, int micro_batch) {
@@ -159,7 +172,8 @@ Status AttemptReplay::fill(const TrainingState& state) {
   for (const StateTensor& tensor : state.tensors()) {
     if (tensor.held != Held::kReplicated && !recorded_.has_own_state()) return refuse(tensor.name);
     const RecordedTensor& kept = recorded_.state().at(tensor.name);
-    if (stored_dtype(kept.dtype) != stored_dtype(tensor.dtype) || std::ssize(kept.bytes) != tensor.bytes())
+    if (stored_dtype(kept.dtype) != stored_dtype(tensor.dtype) || !same_shape(tensor, kept) ||
+        std::ssize(kept.bytes) != tensor.bytes())
       return Status::usage(tensor.name + " is of another model");
     if (!kept.bytes.empty()) std::memcpy(tensor.data, kept.bytes.data(), kept.bytes.size());
   }

@@ -416,10 +416,43 @@ TEST(Replay, AStateOfAnotherModelIsRefused) {
   expect_missing(bundle, other, "weights is of another model");
   with(StateTensor{.name = "weights", .data = larger.data(), .dtype = DType::kInt32, .shape = {4}});
   expect_missing(bundle, other, "weights is of another model");
+  with(StateTensor{.name = "weights", .data = larger.data(), .shape = {2, 2}});
+  expect_missing(bundle, other, "weights is of another model");
+  with(StateTensor{.name = "weights", .data = larger.data(), .shape = {4, 1}});
+  expect_missing(bundle, other, "weights is of another model");
   with(StateTensor{.name = "bias", .data = larger.data(), .shape = {4}});
   expect_missing(bundle, other, "the state before the attempt (bias)");
   with(StateTensor{.name = "weights", .data = larger.data(), .shape = {4}, .held = Held::kPerRank});
   expect_missing(bundle, other, "weights as rank 1 had it: a bundle holds what rank 0 has");
+}
+
+TEST(Replay, AStateOfComplexNumbersAndOfAScalarFitsWhatWasRecorded) {
+  for (const std::uint64_t checkpoint_interval : {0u, 1000u}) {
+    const TempDir dir;
+    TinyRun run = at_input();
+    run.checkpoint_interval = checkpoint_interval;
+    run.clean_attempts = 0;
+    if (checkpoint_interval > 0) run.policy = "evidence { bundle_quota_bytes: 320 }";
+    run.change = [](TinyTrainer& t) {
+      t.has_odd_shapes = true;
+      t.phases[1][0] = {3.0, 4.0};
+      t.scalar = 5;
+    };
+    TinyTrainer trainer;
+    trainer.has_odd_shapes = true;
+    const std::string bundle = record_tiny(dir, run);
+    EXPECT_EQ(replay(bundle, trainer).result, ReplayResult::kReproduced);
+    EXPECT_EQ(trainer.phases[1][0], (std::complex<double>{3.0, 4.0}));
+    EXPECT_EQ(trainer.scalar, 5.0f);
+    ReplayTrainer flat = trainer.replayed();
+    flat.state = [&] {
+      TrainingState state;
+      state.add(
+          StateTensor{.name = "phases", .data = trainer.phases, .dtype = DType::kComplex128, .shape = {4}});
+      return state;
+    };
+    EXPECT_EQ(Replay(real_file_system(), bundle, flat).run().missing, "phases is of another model");
+  }
 }
 
 TEST(Replay, AllRecordedStateIsGivenToATrainerThatLoadsItByName) {

@@ -6,6 +6,7 @@
 
 #include <barrier>
 #include <cmath>
+#include <complex>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -53,7 +54,10 @@ class TinyTrainer {
   float rate = 0.125f;
   TinyBatch batch;
   bool without_micro_batches = false;  // on record
-  bool has_own_state = false;          // on each rank
+  bool has_odd_shapes = false;         // in its state
+  std::complex<double> phases[2][2] = {};
+  float scalar = 0;
+  bool has_own_state = false;  // on each rank
   std::vector<float> noise = {0.0f, 0.0f};
   std::string cursor = "0";
 
@@ -72,6 +76,10 @@ class TinyTrainer {
                          std::memcpy(&steps, bytes.data(), sizeof steps);
                          return Status();
                        }});
+    if (has_odd_shapes) {
+      all.add(StateTensor{.name = "phases", .data = phases, .dtype = DType::kComplex128, .shape = {2, 2}});
+      all.add(StateTensor{.name = "scalar", .data = &scalar, .shape = {}});
+    }
     if (!has_own_state) return all;
     all.add(StateTensor{.name = "noise", .data = noise.data(), .shape = {2}, .held = Held::kPerRank});
     all.add(StateBytes{"cursor", [this] { return Bytes(cursor); },
