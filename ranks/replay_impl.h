@@ -56,7 +56,8 @@ class Replay::Impl {
 
   // ---- searches, see replay_search.cc
   std::string find_samples(const Experiment& base, std::vector<RecordedSample>* samples) const;
-  ReplayReport search(const Experiment& base, std::uint64_t most_replays);
+  // `shrunk`: what came of it, or why nothing did.
+  ReplayReport search(const Experiment& base, std::uint64_t most_replays, std::string* shrunk);
   std::string id_of(const RecordedSample& sample) const;
   std::string describe_set(const ReplayReport& report, std::size_t of, std::uint64_t replays) const;
 

@@ -68,9 +68,13 @@ std::string Replay::Impl::describe_set(const ReplayReport& report, std::size_t o
 }
 
 // `base` has been made and reproduces it.
-ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_replays) {
+ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_replays, std::string* shrunk) {
+  const auto failed = [&](ReplayReport why) {
+    *shrunk = "nothing: " + why.missing;
+    return why;
+  };
   std::vector<RecordedSample> all;
-  if (const std::string missing = find_samples(base, &all); !missing.empty()) return refuse(missing);
+  if (const std::string missing = find_samples(base, &all); !missing.empty()) return failed(refuse(missing));
   std::uint64_t replays = 0;
   const auto with = [&](const std::vector<std::size_t>& members) {
     Experiment experiment = base;
@@ -90,15 +94,15 @@ ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_rep
     return last.result == ReplayResult::kReproduced;
   };
   const MinimalSubset found = minimal_subset(all.size(), most_replays, fails);
-  if (last.result == ReplayResult::kNotReplayable && replays > 0) return last;
+  if (last.result == ReplayResult::kNotReplayable && replays > 0) return failed(last);
   // Once more: what is told is what was seen of the set itself.
   ReplayReport report = with(found.members);
-  if (report.result == ReplayResult::kNotReplayable) return report;
+  if (report.result == ReplayResult::kNotReplayable) return failed(report);
   const bool verified = report.result == ReplayResult::kReproduced;
   report.is_minimal = verified && found.is_minimal;
   for (const std::size_t i : found.members) report.samples.push_back(all[i]);
-  const std::string said = verified ? describe_set(report, all.size(), replays)
-                                    : "nothing: the same samples do not give the same twice";
+  *shrunk = verified ? describe_set(report, all.size(), replays)
+                     : "nothing: the same samples do not give the same twice";
   keep("shrunk", {{"set", base.texts},
                   {"input", recorded_.content_id()},
                   {"samples", ranges_of(report.samples)},
@@ -109,7 +113,6 @@ ReplayReport Replay::Impl::search(const Experiment& base, std::uint64_t most_rep
                   {"found", report.found ? report.found->describe() : "everything was finite"},
                   {"last_clean", report.last_clean},
                   {"first_dirty", report.first_dirty}});
-  report.text += fmt::format("shrunk    {}\n", said);
   return report;
 }
 
@@ -119,7 +122,10 @@ ReplayReport Replay::Impl::shrink(const std::vector<std::string>& settings, std:
   Experiment experiment;
   experiment.texts = settings;
   static_cast<void>(split(settings, &experiment));  // run() took it
-  return search(experiment, most_replays);
+  std::string shrunk;
+  ReplayReport report = search(experiment, most_replays, &shrunk);
+  if (report.result != ReplayResult::kNotReplayable) report.text += fmt::format("shrunk    {}\n", shrunk);
+  return report;
 }
 
 ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, std::uint64_t most_replays) {
@@ -128,7 +134,8 @@ ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, 
   Experiment experiment;
   experiment.texts = settings;
   static_cast<void>(split(settings, &experiment));
-  const ReplayReport shrunk = search(experiment, most_replays);
+  std::string said;
+  const ReplayReport shrunk = search(experiment, most_replays, &said);
   std::vector<std::pair<std::string, std::string>> factors;  // with what is shown
   if (trainer_.factors) {
     for (const std::string& factor : trainer_.factors(recorded_.attempt()))
@@ -143,6 +150,7 @@ ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, 
   ReplayReport report = std::move(base);
   report.samples = shrunk.samples;
   report.is_minimal = shrunk.is_minimal;
+  report.text += fmt::format("shrunk    {}\n", printable(said));
   nlohmann::ordered_json table = nlohmann::ordered_json::array();
   std::vector<std::string> remedies;
   for (const auto& [factor, shown] : factors) {

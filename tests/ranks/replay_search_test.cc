@@ -171,6 +171,9 @@ TEST(OneFactor, TriesEachAloneAndEachSampleOfTheSmallestSet) {
                                      {"sample.0.1=0", ReplayResult::kNotReproduced},
                                      {"sample.0.6=0", ReplayResult::kNotReproduced}}))
       << report.text;
+  EXPECT_TRUE(
+      line_of(report.text, "shrunk").starts_with("shrunk    2 of 8 samples: 0.1 (id 101), 0.6 (id 106); "))
+      << report.text;
   EXPECT_EQ(line_of(report.text, "alone"),
             "alone     each takes it away: sample.0.1=0 (id 101), sample.0.6=0 (id 106)");
   EXPECT_NE(report.text.find("\nfactor    sample.0.1=0 (id 101) "), std::string::npos) << report.text;
@@ -196,6 +199,16 @@ TEST(OneFactor, AFactorThatTheTrainerRefusesIsOneThatCannotBeReplayed) {
   EXPECT_EQ(report.result, ReplayResult::kReproduced);
   EXPECT_NE(report.text.find("\nfactor    depth=3 "), std::string::npos);
   EXPECT_EQ(line_of(report.text, "alone"), "alone     each takes it away: sample.0.5=0 (id 105)");
+}
+
+TEST(OneFactor, SaysWhyThereIsNoSmallestSet) {
+  Recorded recorded(one_culprit());
+  ReplayTrainer trainer = recorded.trainer.replayed();
+  trainer.blank = [](RecordedTensor&, std::int64_t) { throw std::runtime_error("cannot"); };
+  const ReplayReport report = Replay(real_file_system(), recorded.bundle, trainer).one_factor();
+  EXPECT_EQ(report.result, ReplayResult::kReproduced) << report.text;
+  EXPECT_EQ(line_of(report.text, "shrunk"), "shrunk    nothing: blank failed: cannot");
+  EXPECT_EQ(report.factors.size(), 2u) << "the trainer's are tried all the same";
 }
 
 TEST(OneFactor, SaysWhenNothingHelps) {
