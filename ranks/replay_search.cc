@@ -150,7 +150,7 @@ ReplayReport Replay::Impl::one_factor(const std::vector<std::string>& settings, 
   ReplayReport report = std::move(base);
   report.samples = shrunk.samples;
   report.is_minimal = shrunk.is_minimal;
-  report.text += fmt::format("shrunk    {}\n", printable(said));
+  report.text += fmt::format("shrunk    {}\n", said);
   nlohmann::ordered_json table = nlohmann::ordered_json::array();
   std::vector<std::string> remedies;
   for (const auto& [factor, shown] : factors) {

@@ -201,6 +201,13 @@ TEST(OneFactor, AFactorThatTheTrainerRefusesIsOneThatCannotBeReplayed) {
   EXPECT_EQ(line_of(report.text, "alone"), "alone     each takes it away: sample.0.5=0 (id 105)");
 }
 
+TEST(OneFactor, MakesTwoAttemptsMoreThanTheLimitAndOneForEachFactorAndSample) {
+  Recorded recorded(two_culprits());
+  const ReplayReport report = recorded.replay().one_factor({}, 2);
+  EXPECT_EQ(report.factors.size(), 10u) << report.text;
+  EXPECT_EQ(recorded.trainer.attempts, 2 + 2 + 10);
+}
+
 TEST(OneFactor, SaysWhyThereIsNoSmallestSet) {
   Recorded recorded(one_culprit());
   ReplayTrainer trainer = recorded.trainer.replayed();

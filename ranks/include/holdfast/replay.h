@@ -205,12 +205,14 @@ class Replay {
   // Looks for the fewest samples that still give the same boundary: stage, tensor and index, and no class
   // that was not there. Others are blanked and stay in their place, so that shapes, random numbers and what
   // the loss is divided by stay the same; statistics over the batch (BatchNorm) do not. What is found has no
-  // sample that could be taken away, though there may be other such sets; it is made again once more in the
-  // end. REPRODUCED when there is such a set. Takes at most `most_replays`.
+  // sample that could be taken away, though there may be other such sets. REPRODUCED when there is such a
+  // set. Makes at most `most_replays` + 2 attempts: that with `settings` alone first, and the smallest set
+  // once more in the end.
   ReplayReport shrink(const std::vector<std::string>& settings = {}, std::uint64_t most_replays = 1000);
 
-  // Each of the trainer's factors alone, and each sample of the smallest set alone (at most 32) taken away.
-  // The result is that of the attempt without any. At most `most_replays` for the set.
+  // Each of the trainer's factors alone, and each sample of the smallest set alone (the first 32) taken away.
+  // The result is that of the attempt without any. Makes as many attempts as shrink(), and one more for each
+  // factor and each of those samples.
   ReplayReport one_factor(const std::vector<std::string>& settings = {}, std::uint64_t most_replays = 1000);
 
  private:
