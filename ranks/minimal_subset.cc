@@ -1,8 +1,11 @@
 #include "holdfast/minimal_subset.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace holdfast {
 namespace {
@@ -50,9 +53,17 @@ class Search {
     return members.cbegin() + static_cast<std::ptrdiff_t>(members.size() * i / parts);
   }
 
+  // 128 bits stand for a subset, which would take 8 bytes a member: none of a search has the same by chance.
+  using Key = std::pair<std::uint64_t, std::uint64_t>;
+  static Key key_of(const Members& members) {
+    const XXH128_hash_t hash = XXH3_128bits(members.data(), members.size() * sizeof(std::size_t));
+    return {hash.high64, hash.low64};
+  }
+
   bool fails(const Members& members) {
     if (ended_) return false;
-    const auto known = known_.find(members);
+    const Key key = key_of(members);
+    const auto known = known_.find(key);
     if (known != known_.end()) return known->second;
     std::optional<bool> answer;
     if (tests_ < most_tests_) {
@@ -60,12 +71,12 @@ class Search {
       answer = fails_(members);
     }
     ended_ = !answer;
-    return answer && known_.emplace(members, *answer).first->second;
+    return answer && known_.emplace(key, *answer).first->second;
   }
 
   const std::uint64_t most_tests_;
   const std::function<std::optional<bool>(const Members&)>& fails_;
-  std::map<Members, bool> known_;
+  std::map<Key, bool> known_;
   std::uint64_t tests_ = 0;
   bool ended_ = false;
 };

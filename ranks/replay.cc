@@ -1,12 +1,14 @@
 #include "holdfast/replay.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
 #include <exception>
 
 #include "holdfast/coord/printable.h"
+#include "holdfast/coord/storage/sha256.h"
 #include "replay_impl.h"
 #include "run_environment.h"
 
@@ -244,12 +246,26 @@ void Replay::Impl::write_text(const Experiment& experiment, const ReplayOutcome&
   if (!log_failure_.empty()) line("log", "not kept: " + log_failure_);
 }
 
+namespace {
+
+// A search of a large batch asks for many subsets that are made of many runs: of those the log has a digest.
+void put_kept(const std::vector<RecordedSample>& kept, nlohmann::ordered_json* line) {
+  constexpr std::size_t kMostRanges = 64;
+  std::vector<std::string> ranges = ranges_of(kept);
+  if (ranges.size() <= kMostRanges) {
+    (*line)["kept"] = std::move(ranges);
+    return;
+  }
+  (*line)["kept_samples"] = kept.size();
+  (*line)["kept_sha256"] = hex(sha256(fmt::format("{}", fmt::join(ranges, ","))));
+}
+
+}  // namespace
+
 void Replay::Impl::keep_experiment(const Experiment& experiment, const ReplayOutcome& outcome,
                                    const ReplayReport& report) {
   nlohmann::ordered_json line = {{"set", experiment.texts}, {"input", recorded_.content_id()}};
-  if (experiment.is_subset) {
-    line["kept"] = ranges_of(experiment.kept);
-  }
+  if (experiment.is_subset) put_kept(experiment.kept, &line);
   line["batch"] = outcome.batch_sha256;
   line["state"] = recorded_.state_source();
   line["result"] = replay_result_name(report.result);

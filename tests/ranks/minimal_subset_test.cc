@@ -2,6 +2,7 @@
 #include "holdfast/minimal_subset.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <set>
@@ -79,6 +80,25 @@ TEST(MinimalSubset, TheNumberOfTestsIsBoundedAndWhatItEndsWithIsStillEnough) {
   EXPECT_FALSE(found.is_minimal);
   EXPECT_TRUE(holds(found.members, 3) && holds(found.members, 60));
   EXPECT_EQ(find(64, {3, 60}, 0).members.size(), 64u);
+}
+
+// Two halves of 64 Ki members together are needed, so that each subset that is asked for is large.
+TEST(MinimalSubset, WhatIsKnownTakesLittleMemory) {
+  constexpr std::size_t kCount = 1 << 16;
+  const auto used = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  std::size_t asked = 0;
+  std::size_t at_first = 0;
+  std::size_t most = 0;
+  const MinimalSubset found = minimal_subset(kCount, 200, [&](const Members& members) {
+    if (++asked == 2) at_first = used();
+    most = std::max(most, used());
+    return members.size() == kCount;
+  });
+  EXPECT_EQ(found.tests, 200u);
+  EXPECT_LT(most, at_first + (8u << 20)) << "one subset has up to 512 KiB";
 }
 
 TEST(MinimalSubset, NoAnswerEndsTheSearch) {

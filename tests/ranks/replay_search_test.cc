@@ -161,6 +161,37 @@ TEST(Shrink, IsOnRecordAndAgainChangesNothing) {
   EXPECT_EQ(read_file(recorded.bundle + "/experiments.jsonl"), before);
 }
 
+// Every second sample of 160 is blanked anyway, so that each of the others is a run of its own.
+TEST(Shrink, OfASubsetOfManyRunsTheLogHasADigest) {
+  TinyRun run = one_culprit();
+  run.policy = "evidence { full_incidents: 0 }";
+  run.checkpoint_interval = 1000;
+  run.clean_attempts = 0;
+  Recorded recorded(run);
+  ReplayTrainer trainer = recorded.trainer.replayed();
+  trainer.prepare = {};
+  trainer.load_batch = [](RecordedAttempt* attempt) {
+    attempt->batch = {{"bytes", DType::kUInt8, {160}, Bytes(160, '\1'), 0}};
+    return Status();
+  };
+  trainer.run_attempt = [](const RecordedAttempt& attempt, ReplayWatcher& watcher) {
+    std::vector<float> x(32, 1.0f);
+    if (attempt.batch.at(0).bytes.at(0) != 0) x[21] = kNanF;
+    watcher.observe(Stage::kInput, "x", TensorView::of(x));
+  };
+  std::vector<std::string> settings;
+  for (int i = 1; i < 160; i += 2) settings.push_back("sample.0." + std::to_string(i) + "=0");
+  const ReplayReport report = Replay(real_file_system(), recorded.bundle, trainer).shrink(settings, 1);
+  EXPECT_EQ(report.samples.size(), 80u) << report.text;
+  const std::vector<Json> lines = recorded.log();
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines[1].at("kept"), Json::array());
+  EXPECT_FALSE(lines[2].contains("kept"));
+  EXPECT_EQ(lines[2].at("kept_samples"), 80);
+  EXPECT_EQ(lines[2].at("kept_sha256").get<std::string>().size(), 64u);
+  EXPECT_EQ(lines[3].at("samples").size(), 80u) << "what was found is told whole";
+}
+
 TEST(OneFactor, TriesEachAloneAndEachSampleOfTheSmallestSet) {
   Recorded recorded(two_culprits());
   const ReplayReport report = recorded.replay().one_factor();

@@ -741,6 +741,36 @@ TEST(ReplayLog, WhatIsNoFileIsLeftAlone) {
       << report.text;
 }
 
+TEST(ReplayLog, AFullLogIsSaidToBeOnceAndIsStillRead) {
+  const TempDir dir;
+  const std::string bundle = record_tiny(dir, at_input());
+  const std::string log = bundle + "/experiments.jsonl";
+  const std::string line(1 << 20, 'x');
+  std::string text;
+  for (int i = 0; i < 32; ++i) text += line.substr(i == 0 ? 33 : 1) + "\n";  // 32 bytes less than 32 MiB
+  write_file(log, text);
+  TinyTrainer trainer;
+  const ReplayReport last = replay(bundle, trainer);
+  EXPECT_EQ(last.text.find("\nlog "), std::string::npos) << last.text;
+  EXPECT_EQ(read_file(log).find("{\"event\":\"replayed\""), text.size());
+  std::uint64_t bytes = 0;
+  for (int i = 0; i < 2; ++i) {
+    const ReplayReport full = replay(bundle, trainer, {"sample.0.1=0"});
+    EXPECT_EQ(full.result, ReplayResult::kReproduced);
+    EXPECT_NE(full.text.find("\nlog       not kept: " + log + " has its 33554432 bytes: move it away\n"),
+              std::string::npos)
+        << full.text;
+    if (i == 0) bytes = std::filesystem::file_size(log);
+  }
+  EXPECT_EQ(std::filesystem::file_size(log), bytes);
+  const std::string end = read_file(log).substr(text.size());
+  const std::vector<Json> events = parse_events(end);
+  ASSERT_EQ(events.size(), 2u) << end;
+  EXPECT_EQ(events[1].at("event"), "log_full");
+  EXPECT_EQ(events[1].at("most_bytes"), 33554432);
+  EXPECT_EQ(replay(bundle, trainer).text, last.text) << "what is there already is kept";
+}
+
 TEST(ReplayLog, LinesOfOthersAreKeptAndAreNotParsed) {
   const TempDir dir;
   const std::string bundle = record_tiny(dir, at_input());
