@@ -69,7 +69,8 @@ void StepGuard::Impl::provide_evidence(EvidenceProviders providers) {
 EvidenceOrder StepGuard::Impl::for_this_rank(EvidenceOrder order) const {
   const int first = order.ranks.empty() ? 0 : order.ranks.front();
   const bool is_known = first >= 0 && first < groups_.ranks();
-  order.from_all = order.from_all && is_known && groups_.group_of(first) == groups_.group_of(collective_.rank());
+  order.from_all =
+      order.from_all && is_known && groups_.group_of(first) == groups_.group_of(collective_.rank());
   return order;
 }
 

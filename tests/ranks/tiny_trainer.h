@@ -78,7 +78,7 @@ class TinyTrainer {
                        }});
     if (has_odd_shapes) {
       all.add(StateTensor{.name = "phases", .data = phases, .dtype = DType::kComplex128, .shape = {2, 2}});
-      all.add(StateTensor{.name = "scalar", .data = &scalar});
+      all.add(StateTensor{.name = "scalar", .data = &scalar, .shape = {}});
     }
     if (!has_own_state) return all;
     all.add(StateTensor{.name = "noise", .data = noise.data(), .shape = {2}, .held = Held::kPerRank});
