@@ -206,11 +206,9 @@ Decision StepGuard::Impl::decide_on_incident(const Verdict& verdict) {
 Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
   Incident incident{epoch_, attempt_, updates_, verdict, {}, {}};
   incident.closing = closing_;
-  if (verdict.kind == Verdict::Kind::kDiverged) {
-    incident.proven_tensors = sweep_->proven();
-    if (!groups_.only_one()) {
-      for (int r = 0; r < collective_.size(); ++r) incident.replica_groups.push_back(groups_.name_of(r));
-    }
+  if (verdict.kind == Verdict::Kind::kDiverged) incident.proven_tensors = sweep_->proven();
+  if (!groups_.only_one()) {
+    for (int r = 0; r < collective_.size(); ++r) incident.replica_groups.push_back(groups_.name_of(r));
   }
   if (scaler_) {
     LossScaler after = *scaler_;
@@ -226,8 +224,8 @@ Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Byt
   return incident;
 }
 
-// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it is the
-// watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
+// A transport that says that it failed, as Gloo and NCCL do, leaves this rank free while others may hang: it
+// is the watchdogs that know who is gone. If somebody is, this process ends in here, as all do.
 Decision StepGuard::Impl::broken(const Status& status) {
   Decision decision{Action::kAbort, status.code(), status.message()};
   decision.agreed = false;

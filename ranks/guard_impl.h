@@ -32,6 +32,7 @@
 
 namespace holdfast {
 
+class RankEvidence;
 // Where rank 0 says that the run is.
 class RunState;
 
@@ -127,9 +128,15 @@ class StepGuard::Impl {
   Decision end_attempt(Decision decision, const Verdict& verdict = {});
 
   Status collect_evidence(const EvidenceOrder& order);  // collective
-  std::optional<EvidencePart> own_evidence(const EvidenceOrder& order);
+  std::unique_ptr<EvidenceRecorder> start_evidence(const EvidenceOrder& order);
+  void complete_evidence(const EvidenceOrder& order, EvidenceRecorder* recorder);
+  void submit_evidence(const EvidenceOrder& order, EvidencePart* batch, RankEvidence* own,
+                       const std::vector<Bytes>& all);
+  EvidenceSubject subject_of(const EvidenceOrder& order) const;
+  Status hand_on_batch(const EvidenceOrder& order, EvidenceRecorder* own, EvidencePart* batch);  // collective
+  Bytes packed_batch(const EvidenceOrder& order, EvidenceRecorder* own) const;
+  void examine(const EvidenceOrder& order, const EvidencePart& batch, EvidencePart* to);
   void finish_evidence();
-  void ask_providers(const EvidenceOrder& order, bool chosen, EvidenceRecorder* recorder);
   void record_subject(const EvidenceOrder& order, EvidenceRecorder* recorder);
   void add_state(std::uint64_t most_bytes, EvidencePart* part) const;
 

@@ -195,6 +195,60 @@ std::string where(const BundleManifest& manifest) {
   return text;
 }
 
+std::string seat(int rank, const std::string& host, const std::string& device) {
+  return fmt::format("rank {} (host {}, device {})", rank, code_span(host), code_span(device));
+}
+
+std::string where_text(const CrossExamination& by) {
+  switch (by.where()) {
+    case CrossExamination::OTHER_HOST: return "on another host";
+    case CrossExamination::OTHER_DEVICE: return "on another device of the same host";
+    case CrossExamination::SAME_HOST:
+      return "on the same host, and not known to be another device, so that it speaks for less";
+  }
+  return "";
+}
+
+std::string outcome_text(const CrossExamination& of) {
+  switch (of.outcome()) {
+    case CrossExamination::DATA_OR_MODEL:
+      return "Both found the same value again at the same place: the data or the model is to be looked at, "
+             "and not "
+             "the device.";
+    case CrossExamination::SUSPECT_DEVICE:
+      return fmt::format(
+          "Only rank {} found it again: the device of rank {} is suspect. Take it out of service and test it "
+          "before "
+          "it is trusted.",
+          of.origin(), of.origin());
+    case CrossExamination::TRANSIENT:
+      return "Neither found it again: it was transient, or depends on something that is not made again.";
+    case CrossExamination::INCONCLUSIVE:
+      return fmt::format("Only rank {} found it, and not the rank that had it: nothing follows from that.",
+                         of.examiner());
+    case CrossExamination::NOT_EXAMINED: break;
+  }
+  return "";
+}
+
+std::string cross_examination(const BundleManifest& manifest) {
+  if (!manifest.has_cross_examination()) return "";
+  const CrossExamination& of = manifest.cross_examination();
+  std::string text = "\n## On another device\n\n";
+  if (of.outcome() == CrossExamination::NOT_EXAMINED) {
+    return text + fmt::format(
+                      "`NOT_EXAMINED`: no other rank could tell whether the attempt of rank {} fails there, "
+                      "too: {}.\n",
+                      of.origin(), code_span(of.why(), 400));
+  }
+  text += fmt::format(
+      "`{}`: the attempt of {} was made again by itself and, from the same batch and random numbers, "
+      "by {}, {}. {} This is evidence, and no proof of a cause.\n",
+      CrossExamination::Outcome_Name(of.outcome()), seat(of.origin(), of.origin_host(), of.origin_device()),
+      seat(of.examiner(), of.examiner_host(), of.examiner_device()), where_text(of), outcome_text(of));
+  return text;
+}
+
 std::string what_was_done(const BundleManifest& manifest) {
   std::string text = "\n## What was done\n\n" + done_text(manifest) + "\n";
   if (!manifest.action().empty()) text += "Decision: " + code_span(manifest.action()) + ".\n";
@@ -333,9 +387,9 @@ std::string incident_report_markdown(const BundleManifest& manifest, const std::
                                      const std::string& bundle_path) {
   const std::string name = GenerationId{manifest.epoch(), manifest.attempt()}.name();
   return fmt::format("# Incident {} of run {}\n\n", name, code_span(manifest.run())) + summary(manifest) +
-         what_happened(manifest, content_id) + where(manifest) + what_was_done(manifest) +
-         what_is_unknown(manifest) + who_owns_it(manifest) + next_commands(manifest, bundle_path) +
-         contract_text(manifest, content_id) + configuration(manifest);
+         what_happened(manifest, content_id) + where(manifest) + cross_examination(manifest) +
+         what_was_done(manifest) + what_is_unknown(manifest) + who_owns_it(manifest) +
+         next_commands(manifest, bundle_path) + contract_text(manifest, content_id) + configuration(manifest);
 }
 
 }  // namespace holdfast

@@ -45,7 +45,7 @@ class Trainer final : AttemptWatcher {
     take_position();
     if (rank() == 0) keep_ledger();
     guard_->provide_evidence(
-        evidence_providers(options_, collective_.size(), workload_, local_, plan_, update_scale_));
+        evidence_providers(options_, collective_.size(), prepared, local_, plan_, update_scale_));
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
