@@ -292,7 +292,8 @@ TEST_F(CrossExaminations, ABatchBeyondTheBundlesQuotaIsNotExamined) {
 TEST_F(CrossExaminations, ABatchThatIsTooLargeToBeSentRoundIsKeptAndNotExamined) {
   run({true, true}, {}, "evidence { cross_examine_bytes: 23 }");
   expect_not_examined("rank 0 could not make the attempt again: its batch has 24 bytes, and may have 23");
-  for (const EvidencePart& part : manifest().parts())
+  const BundleManifest all = manifest();
+  for (const EvidencePart& part : all.parts())
     EXPECT_EQ(part.tensors_size(), part.is_origin() ? 1 : 0);
 }
 
