@@ -15,11 +15,15 @@
 #include "holdfast/coord/rollback.h"
 #include "holdfast/coord/state.pb.h"
 #include "incident_json.h"
+#include "layer_log.h"
 
 namespace holdfast {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// Of a model of 200 layers, fifty attempts after each of some sixty incidents.
+constexpr std::uint64_t kMostLayersBytes = std::uint64_t{256} << 20;
 
 const char* kind_name(Verdict::Kind kind) {
   switch (kind) {
@@ -274,6 +278,22 @@ void Coordinator::report_evidence() {
     if (!outcome.reason.empty()) fields["left_out"] = outcome.reason;
     record("evidence_written", std::move(fields));
   }
+}
+
+void Coordinator::keep_layers(const LayerAttempt& attempt) {
+  if (!keeps_record_ || taken_over()) return;
+  Status status;
+  if (!layers_) {
+    layers_ = std::make_unique<LayerLog>();
+    status = layers_->open(folder_.layers_path(), kMostLayersBytes);
+  } else if (layers_->closed()) {
+    return;  // said when it was
+  }
+  if (status.ok()) status = layers_->append(attempt);
+  if (status.ok()) return;
+  Json fields = place_json(memory_->epoch(), memory_->attempt(), memory_->update());
+  fields["reason"] = status.message();
+  record("layers_not_written", std::move(fields));
 }
 
 void Coordinator::finish_evidence() {

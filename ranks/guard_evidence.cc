@@ -140,6 +140,7 @@ std::unique_ptr<EvidenceRecorder> StepGuard::Impl::start_evidence(const Evidence
   // What this attempt measured says nothing of the update before it.
   if ((chosen || collective_.rank() == 0) && !order.of_update) {
     put_tallies(log_, scaler_.has_value(), &recorder->part());
+    layers_.put(&recorder->part());
   }
   if (!chosen) return recorder;
   if (order.of_update) {
@@ -241,6 +242,11 @@ void StepGuard::Impl::examine(const EvidenceOrder& order, const EvidencePart& ba
     recorder.failed(why);
   }
   to->Swap(&recorder.part());
+}
+
+void StepGuard::Impl::end_layers() {
+  LayerAttempt attempt;
+  if (layers_.end(&attempt) && coordinator_) coordinator_->keep_layers(attempt);
 }
 
 // It has a deadline of its own.

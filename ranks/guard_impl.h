@@ -28,6 +28,7 @@
 #include "holdfast/replica_groups.h"
 #include "holdfast/spike_detector.h"
 #include "holdfast/step_guard.h"
+#include "layer_history.h"
 #include "state_sweep.h"
 
 namespace holdfast {
@@ -53,6 +54,8 @@ class StepGuard::Impl {
   void progress(Phase phase);
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset);
   void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset, DType dtype);
+  void observe_layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor,
+                     const TensorView& view);
   bool watch(std::string_view name, double value);
   void watch_headroom(std::string_view tensor, DType dtype, double abs_max);
   Decision decide();
@@ -105,6 +108,7 @@ class StepGuard::Impl {
   std::unique_ptr<CheckpointStore> store_;  // when checkpoints are written
   std::optional<std::uint64_t> saved_at_;   // the attempt that the last one was begun at
   EvidenceProviders providers_;
+  LayerHistory layers_;
   bool flight_proven_ = false;            // replicas agreed on what is in flight
   std::vector<GenerationId> publishing_;  // completed, and of which no outcome is known yet; on rank 0
   std::string restored_from_;             // name of the generation; "" for none
@@ -136,6 +140,7 @@ class StepGuard::Impl {
   Status hand_on_batch(const EvidenceOrder& order, EvidenceRecorder* own, EvidencePart* batch);  // collective
   Bytes packed_batch(const EvidenceOrder& order, EvidenceRecorder* own) const;
   void examine(const EvidenceOrder& order, const EvidencePart& batch, EvidencePart* to);
+  void end_layers();
   void finish_evidence();
   void record_subject(const EvidenceOrder& order, EvidenceRecorder* recorder);
   void add_state(std::uint64_t most_bytes, EvidencePart* part) const;

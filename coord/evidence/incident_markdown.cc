@@ -179,6 +179,26 @@ std::string boundary_text(const EvidencePart& part) {
                      part.has_first_dirty() ? code_span(part.first_dirty()) : "(none)");
 }
 
+// Of the layers at the boundary, attempt by attempt.
+std::string trend_table(const EvidencePart& part) {
+  std::string rows;
+  int count = 0;
+  for (const LayerAttempt& attempt : part.trend()) {
+    for (const TensorProbe& p : attempt.layers()) {
+      if (p.tensor() != part.last_clean() && p.tensor() != part.first_dirty()) continue;
+      if (++count > kMostRows) continue;
+      rows += fmt::format("| {} | {} | {} | {} | {}{} | {} |\n", attempt.epoch(), attempt.attempt(),
+                          code_span(p.tensor()), classes(p.nan(), p.pos_inf(), p.neg_inf()),
+                          number(p.abs_max()), p.scaled() ? " (scaled)" : "", number(p.root_mean_square()));
+    }
+  }
+  if (count == 0) return "";
+  return "\nThe boundary in attempts before it:\n\n| epoch | attempt | tensor | classes | finite abs-max | "
+         "finite "
+         "RMS |\n|---|---|---|---|---|---|\n" +
+         rows + left_out(count);
+}
+
 const EvidencePart* first_part(const BundleManifest& manifest) {
   for (const IncidentOrigin& origin : manifest.origins()) {
     const auto part = std::ranges::find(manifest.parts(), origin.rank(), &EvidencePart::rank);
@@ -190,7 +210,7 @@ const EvidencePart* first_part(const BundleManifest& manifest) {
 std::string where(const BundleManifest& manifest) {
   std::string text = "\n## Where it was first seen\n\n" + origins_table(manifest);
   if (const EvidencePart* part = first_part(manifest)) {
-    text += boundary_text(*part) + stages_table(*part) + layers_table(*part);
+    text += boundary_text(*part) + stages_table(*part) + layers_table(*part) + trend_table(*part);
   }
   return text;
 }

@@ -2,7 +2,7 @@
 
 import unittest
 
-from jobs import HOST
+from jobs import HOST, strict_json
 from test_evidence import (ALL_IN_FULL, APART, NOT_REPRODUCED, REPRODUCED, EvidenceTest, attempts, steps)
 
 WORDS = {"DATA_OR_MODEL": "the data or the model is to be looked at, and not the device",
@@ -108,6 +108,36 @@ class CrossExaminations(EvidenceTest):
         self.assertIn("bytes, and may have 1000", examined["why"])
         self.assertIn("`NOT_EXAMINED`: no other rank could tell", (bundle / "report.md").read_text())
         self.assert_replays((REPRODUCED, bundle))
+
+
+class LayerStatistics(EvidenceTest):
+    """Each layer, in the attempts after an incident."""
+
+    def test_they_show_the_attempts_before_the_next_incident_and_change_nothing(self):
+        job = self.capture("--inject", "nan@loss,rank=1,attempt=1", "--inject", "nan@backward,rank=1,attempt=7",
+                           "--print-digests", steps=20, policy=ALL_IN_FULL.replace(
+                               "full_incidents: 100", "full_incidents: 100 layer_statistics_attempts: 8"))
+        lines = [strict_json(line) for line in (job.run_dir / "layers.jsonl").read_text().splitlines()]
+        self.assertEqual([(1, attempt) for attempt in range(2, 16)],
+                         [(line["epoch"], line["attempt"]) for line in lines])
+        names = [[(layer["stage"], layer["tensor"]) for layer in line["layers"]] for line in lines]
+        self.assertTrue({("forward", "conv1"), ("backward", "conv1/gradient")} <= set(names[0]), names[0])
+        self.assertEqual([names[0]] * 14, names)
+        first, second = self.bundles(job).values()
+        self.assertNotIn("trend", self.parts(first)[1])
+        trend = self.parts(second)[1]["trend"]
+        self.assertEqual(list(range(2, 8)), [one["attempt"] for one in trend])
+        # The attempt itself, as the rerun measured it.
+        rerun = {layer["tensor"]: layer for layer in self.parts(second)[1]["layers"]}
+        for layer in trend[-1]["layers"]:
+            for key in ("elements", "abs_max", "root_mean_square", "nan"):
+                self.assertEqual(rerun[layer["tensor"]][key], layer[key], (layer, key))
+        self.assert_whole(job, 2)
+        self.assert_like_omitted(job, (1, 7), steps=20)
+
+    def test_without_the_policy_there_are_none(self):
+        job = self.capture("--inject", "nan@loss,rank=1,attempt=1", steps=4)
+        self.assertFalse((job.run_dir / "layers.jsonl").exists())
 
 
 if __name__ == "__main__":

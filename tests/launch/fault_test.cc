@@ -160,7 +160,7 @@ TEST(ParseFault, RefusesWhatItDoesNotUnderstand) {
   EXPECT_EQ(parse_refusal("nan@,attempt=0"),
             "unknown stage '' (input, forward, loss, backward, reduction, optimizer)");
   EXPECT_EQ(parse_refusal("nan@loss,attempt=0,step=1"),
-            "unknown key 'step' (rank, attempt, every, epoch, micro, tensor, index)");
+            "unknown key 'step' (rank, attempt, every, epoch, transient, micro, tensor, index)");
   EXPECT_EQ(parse_refusal("nan@loss,attempt"), "'attempt' is not key=value");
   EXPECT_EQ(parse_refusal("nan@loss,attempt=0,"), "'' is not key=value");
   EXPECT_EQ(parse_refusal("nan@loss,attempt=0,attempt=1"), "attempt: given twice");

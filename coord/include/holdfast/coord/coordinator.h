@@ -29,6 +29,8 @@ namespace holdfast {
 class BundleManifest;
 class EvidencePart;
 class EvidenceStore;
+class LayerAttempt;
+class LayerLog;
 class Policy;
 class RunState;
 
@@ -147,6 +149,8 @@ class Coordinator {
   void submit_evidence(std::vector<EvidencePart> parts, const EvidencePart* examination = nullptr);
   void report_evidence();
   void tell_no_evidence(const std::string& why);
+  // Appends what the layers of an attempt of rank 0 made to RUN_DIR/layers.jsonl, as long as that has room.
+  void keep_layers(const LayerAttempt& attempt);
   // The run ends: waits for what is being written, as long as the policy says.
   void finish_evidence();
 
@@ -213,6 +217,7 @@ class Coordinator {
   RunDescription description_;
   std::unique_ptr<EvidenceStore> evidence_;
   std::unique_ptr<BundleManifest> about_;  // the incident of which evidence is awaited
+  std::unique_ptr<LayerLog> layers_;       // once there is something to write
   bool examines_ = false;                  // its first origin's attempt is made again by another rank, too
   bool keeps_record_ = false;
   bool resumed_ = false;
