@@ -14,6 +14,7 @@
 #include "holdfast/coord/rollback.h"
 #include "holdfast/coord/state.pb.h"
 #include "incident_json.h"
+#include "layer_log.h"
 
 namespace holdfast {
 namespace {

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "holdfast/coord/coordinator.h"
+#include "holdfast/coord/cross_examination.h"
 #include "holdfast/coord/decide.h"
 #include "holdfast/coord/evidence/evidence.pb.h"
 #include "holdfast/coord/evidence/evidence_store.h"
@@ -14,11 +15,15 @@
 #include "holdfast/coord/rollback.h"
 #include "holdfast/coord/state.pb.h"
 #include "incident_json.h"
+#include "layer_log.h"
 
 namespace holdfast {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// Of a model of 200 layers, fifty attempts after each of some sixty incidents.
+constexpr std::uint64_t kMostLayersBytes = std::uint64_t{256} << 20;
 
 const char* kind_name(Verdict::Kind kind) {
   switch (kind) {
@@ -124,7 +129,34 @@ std::optional<EvidenceOrder> Coordinator::order_evidence(const Incident& inciden
     omitted->set_what(fmt::format("evidence of {} more origin{}", others, others == 1 ? "" : "s"));
     omitted->set_why(fmt::format("max_full_origins: {}", most_origins));
   }
+  order_examination(incident, &order);
   return order;
+}
+
+// Of what an attempt makes of its batch on one rank alone; a sum and an update are the same on every rank.
+void Coordinator::order_examination(const Incident& incident, EvidenceOrder* order) {
+  examines_ = false;
+  const std::vector<Origin> origins = incident.origins();
+  if (!policy_->evidence().cross_examine() || !order->full || origins.empty() ||
+      incident.verdict.kind != Verdict::Kind::kNonFinite || order->stage > Stage::kBackward) {
+    return;
+  }
+  const int origin = origins.front().rank;
+  const int examiner = choose_examiner(topology_, incident, origin);
+  CrossExamination* about = about_->mutable_cross_examination();
+  describe_examination(topology_, origin, examiner, about);
+  about->set_outcome(CrossExamination::NOT_EXAMINED);
+  if (examiner < 0) {
+    about->set_why("there is no other rank with the same parameters");
+  } else if (!description_.cross_examines) {
+    about->set_why("the trainer has not said how another rank's attempt is made again");
+  } else {
+    about->set_why("the ranks' evidence did not arrive");
+    examines_ = true;
+    order->examined = origin;
+    order->examiner = examiner;
+    order->examined_bytes = std::min<std::uint64_t>(order->bytes, policy_->evidence().cross_examine_bytes());
+  }
 }
 
 void Coordinator::describe(const Incident& incident, const Decision& decision, BundleManifest* about) const {
@@ -183,8 +215,44 @@ void Coordinator::describe(const Incident& incident, const Decision& decision, B
   about->set_stage_owner(owner_of(*policy_, stage));
 }
 
-void Coordinator::submit_evidence(std::vector<EvidencePart> parts) {
+// An incident that another device reproduces is taken back from the device that was counted as its only
+// origin.
+void Coordinator::finish_examination(const std::vector<EvidencePart>& parts,
+                                     const EvidencePart* examination) {
+  CrossExamination* about = about_->mutable_cross_examination();
+  const auto origin = std::ranges::find(parts, about->origin(), &EvidencePart::rank);
+  about->clear_why();
+  judge_examination(origin == parts.end() ? nullptr : &*origin, examination, about);
+  const auto same_device = [&](const IncidentOrigin& o) { return o.device() == about->origin_device(); };
+  if (about->outcome() == CrossExamination::DATA_OR_MODEL &&
+      std::ranges::all_of(about_->origins(), same_device)) {
+    suspects_.take_back(about->origin_device());
+    for (IncidentOrigin& o : *about_->mutable_origins())
+      o.set_hardware_suspect(suspects_.is_suspect(o.device()));
+    write_memory();
+  }
+  Json fields = place_json(about_->epoch(), about_->attempt(), about_->update());
+  fields["bundle"] = GenerationId{about_->epoch(), about_->attempt()}.name();
+  fields["outcome"] = CrossExamination::Outcome_Name(about->outcome());
+  if (about->has_why()) fields["reason"] = about->why();
+  fields["origin"] = {
+      {"rank", about->origin()},
+      {"host", about->origin_host()},
+      {"device", about->origin_device()},
+      {"found_again", about->has_origin_found() ? Json(about->origin_found()) : Json(nullptr)},
+      {"hardware_suspect", suspects_.is_suspect(about->origin_device())}};
+  fields["examiner"] = {
+      {"rank", about->examiner()},
+      {"host", about->examiner_host()},
+      {"device", about->examiner_device()},
+      {"where", CrossExamination::Where_Name(about->where())},
+      {"found_again", about->has_examiner_found() ? Json(about->examiner_found()) : Json(nullptr)}};
+  record("evidence_cross_examined", std::move(fields));
+}
+
+void Coordinator::submit_evidence(std::vector<EvidencePart> parts, const EvidencePart* examination) {
   if (!evidence_ || !about_) return;
+  if (examines_) finish_examination(parts, examination);
   evidence_->submit(std::move(*about_), std::move(parts));
   about_.reset();
 }
@@ -210,6 +278,22 @@ void Coordinator::report_evidence() {
     if (!outcome.reason.empty()) fields["left_out"] = outcome.reason;
     record("evidence_written", std::move(fields));
   }
+}
+
+void Coordinator::keep_layers(const LayerAttempt& attempt) {
+  if (!keeps_record_ || taken_over()) return;
+  Status status;
+  if (!layers_) {
+    layers_ = std::make_unique<LayerLog>();
+    status = layers_->open(folder_.layers_path(), kMostLayersBytes);
+  } else if (layers_->closed()) {
+    return;  // said when it was
+  }
+  if (status.ok()) status = layers_->append(attempt);
+  if (status.ok()) return;
+  Json fields = place_json(memory_->epoch(), memory_->attempt(), memory_->update());
+  fields["reason"] = status.message();
+  record("layers_not_written", std::move(fields));
 }
 
 void Coordinator::finish_evidence() {

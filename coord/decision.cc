@@ -17,6 +17,9 @@ void encode(const EvidenceOrder& order, DecisionMessage::Evidence* to) {
   to->set_index(order.index);
   to->set_micro_batch(order.micro_batch);
   to->set_of_update(order.of_update);
+  to->set_examined(order.examined);
+  to->set_examiner(order.examiner);
+  to->set_examined_bytes(order.examined_bytes);
 }
 
 EvidenceOrder decoded(const DecisionMessage::Evidence& from) {
@@ -31,6 +34,9 @@ EvidenceOrder decoded(const DecisionMessage::Evidence& from) {
   order.index = from.index();
   order.micro_batch = from.micro_batch();
   order.of_update = from.of_update();
+  order.examined = from.examined();
+  order.examiner = from.examiner();
+  order.examined_bytes = from.examined_bytes();
   return order;
 }
 

@@ -173,6 +173,8 @@ Status check_ranges(const Policy& policy) {
       {evidence.max_full_origins() > 0, "evidence.max_full_origins", 0, "at least 1"},
       {evidence.bundle_quota_bytes() <= (std::uint64_t{1} << 30), "evidence.bundle_quota_bytes",
        number(evidence.bundle_quota_bytes()), "at most 2^30"},
+      {evidence.cross_examine_bytes() <= (std::uint64_t{1} << 30), "evidence.cross_examine_bytes",
+       number(evidence.cross_examine_bytes()), "at most 2^30"},
       {evidence.deadline_seconds() >= 0 && evidence.deadline_seconds() <= kDay, "evidence.deadline_seconds",
        evidence.deadline_seconds(), "0 to 86400"},
       {policy.state_interval_attempts() > 0, "state_interval_attempts", 0, "at least 1"},

@@ -14,6 +14,13 @@ void Suspects::count(const std::vector<std::string>& devices) {
   ++single_origin_;
 }
 
+void Suspects::take_back(const std::string& device) {
+  const auto found = incidents_.find(device);
+  if (found == incidents_.end()) return;
+  if (--found->second == 0) incidents_.erase(found);
+  if (single_origin_ > 0) --single_origin_;
+}
+
 void Suspects::restore(std::map<std::string, std::uint64_t> incidents, std::uint64_t single_origin) {
   incidents_ = std::move(incidents);
   single_origin_ = single_origin;

@@ -4,6 +4,7 @@
 #include "checkpoint/part_file.h"
 #include "holdfast/coord/evidence/evidence.pb.h"
 #include "holdfast/evidence.h"
+#include "probe_message.h"
 
 namespace holdfast {
 namespace {
@@ -15,6 +16,24 @@ constexpr int kMostFacts = 1024;
 std::string clip(std::string_view text) { return std::string(text.substr(0, kMostTextBytes)); }
 
 }  // namespace
+
+void put_probe(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor, DType dtype,
+               const Probe& probe, int micro_batch, bool scaled, TensorProbe* to) {
+  to->set_tensor(clip(tensor));
+  to->set_stage(static_cast<int>(stage));
+  to->set_kind(static_cast<TensorProbe::Kind>(static_cast<int>(kind) + 1));
+  to->set_micro_batch(micro_batch);
+  to->set_elements(probe.count);
+  to->set_nan(probe.bad.nan);
+  to->set_pos_inf(probe.bad.pos_inf);
+  to->set_neg_inf(probe.bad.neg_inf);
+  to->set_first_bad(probe.first_bad);
+  to->set_abs_max(probe.abs_max);
+  const std::uint64_t finite = probe.count - probe.bad.total();
+  to->set_root_mean_square(finite == 0 ? 0.0 : probe.squares.root() / std::sqrt(static_cast<double>(finite)));
+  to->set_scaled(scaled);
+  to->set_dtype(std::string(stored_dtype(dtype)));
+}
 
 EvidenceRecorder::EvidenceRecorder(int rank, std::string host, bool is_origin, std::uint64_t most_bytes)
     : part_(std::make_unique<EvidencePart>()), bytes_left_(most_bytes) {
@@ -81,21 +100,7 @@ void EvidenceRecorder::layer(Stage stage, Kind kind, std::string_view tensor, co
       dirty_ = true;
     }
   }
-  TensorProbe* to = part_->add_layers();
-  to->set_tensor(clip(tensor));
-  to->set_stage(static_cast<int>(stage));
-  to->set_kind(static_cast<TensorProbe::Kind>(static_cast<int>(kind) + 1));
-  to->set_micro_batch(micro_batch);
-  to->set_elements(probe.count);
-  to->set_nan(probe.bad.nan);
-  to->set_pos_inf(probe.bad.pos_inf);
-  to->set_neg_inf(probe.bad.neg_inf);
-  to->set_first_bad(probe.first_bad);
-  to->set_abs_max(probe.abs_max);
-  const std::uint64_t finite = probe.count - probe.bad.total();
-  to->set_root_mean_square(finite == 0 ? 0.0 : probe.squares.root() / std::sqrt(static_cast<double>(finite)));
-  to->set_scaled(scaled);
-  to->set_dtype(std::string(stored_dtype(values.dtype)));
+  put_probe(stage, kind, tensor, values.dtype, probe, micro_batch, scaled, part_->add_layers());
 }
 
 void EvidenceRecorder::failed(std::string_view what) {

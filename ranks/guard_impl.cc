@@ -37,7 +37,8 @@ StepGuard::Impl::Impl(Collective& collective, const Policy& policy, const GuardO
       coefficient_(agreement_coefficient(collective.rank(), collective.size())),
       groups_(collective.size()),
       coordinator_(std::move(coordinator)),
-      log_(collective.rank(), host_name()) {}
+      log_(collective.rank(), host_name()),
+      layers_(policy.evidence().layer_statistics_attempts()) {}
 
 SpikeOptions StepGuard::Impl::spike_options() const {
   const Policy::Spike& spike = policy_.spike();
@@ -53,6 +54,7 @@ void StepGuard::Impl::begin() {
   log_.clear();
   snapshot_.take();
   watched_.clear();
+  layers_.begin(epoch_, attempt_);
   applied_ = false;
   overflowed_ = false;
   report_checkpoints();
@@ -77,6 +79,13 @@ void StepGuard::Impl::add(Stage stage, std::string_view tensor, const Probe& pro
   progress(Phase::kObserve);
 }
 
+void StepGuard::Impl::observe_layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor,
+                                    const TensorView& view) {
+  if (!layers_.measures()) return;
+  const bool scaled = scaler_ && scaler_->scale() != 1 && stage == Stage::kBackward;
+  layers_.add(stage, kind, tensor, view.dtype, scan(view), scaled);
+}
+
 // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
 Decision StepGuard::Impl::decide() {
   if (coordinator_ && coordinator_->taken_over()) log_.request_stop();
@@ -97,6 +106,7 @@ Decision StepGuard::Impl::decide() {
 }
 
 void StepGuard::Impl::finish() {
+  if (layers_.measures()) end_layers();
   if (scaler_) update_scale();
   if (applied_) ++updates_;
   ++attempt_;
@@ -207,11 +217,9 @@ Decision StepGuard::Impl::decide_on_incident(const Verdict& verdict) {
 Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Bytes>& reports) const {
   Incident incident{epoch_, attempt_, updates_, verdict, {}, {}};
   incident.closing = closing_;
-  if (verdict.kind == Verdict::Kind::kDiverged) {
-    incident.proven_tensors = sweep_->proven();
-    if (!groups_.only_one()) {
-      for (int r = 0; r < collective_.size(); ++r) incident.replica_groups.push_back(groups_.name_of(r));
-    }
+  if (verdict.kind == Verdict::Kind::kDiverged) incident.proven_tensors = sweep_->proven();
+  if (!groups_.only_one()) {
+    for (int r = 0; r < collective_.size(); ++r) incident.replica_groups.push_back(groups_.name_of(r));
   }
   if (scaler_) {
     LossScaler after = *scaler_;
@@ -252,6 +260,7 @@ Decision StepGuard::Impl::end_attempt(Decision decision, const Verdict& verdict)
   }
   if (!applied_) snapshot_.restore();
   if (decision.evidence) {
+    layers_.incident();
     if (Status s = collect_evidence(for_this_rank(*decision.evidence)); !s.ok()) return broken(s);
     if (decision.ends_run()) {
       finish_evidence();

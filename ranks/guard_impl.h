@@ -27,10 +27,12 @@
 #include "holdfast/replica_groups.h"
 #include "holdfast/spike_detector.h"
 #include "holdfast/step_guard.h"
+#include "layer_history.h"
 #include "state_sweep.h"
 
 namespace holdfast {
 
+class RankEvidence;
 // Where rank 0 says that the run is.
 class RunState;
 
@@ -51,6 +53,8 @@ class StepGuard::Impl {
   void progress(Phase phase);
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset);
   void add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset, DType dtype);
+  void observe_layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor,
+                     const TensorView& view);
   bool watch(std::string_view name, double value);
   void watch_headroom(std::string_view tensor, DType dtype, double abs_max);
   Decision decide();
@@ -103,6 +107,7 @@ class StepGuard::Impl {
   std::unique_ptr<CheckpointStore> store_;  // when checkpoints are written
   std::optional<std::uint64_t> saved_at_;   // the attempt that the last one was begun at
   EvidenceProviders providers_;
+  LayerHistory layers_;
   bool flight_proven_ = false;            // replicas agreed on what is in flight
   std::vector<GenerationId> publishing_;  // completed, and of which no outcome is known yet; on rank 0
   std::string restored_from_;             // name of the generation; "" for none
@@ -126,9 +131,16 @@ class StepGuard::Impl {
 
   EvidenceOrder for_this_rank(EvidenceOrder order) const;
   Status collect_evidence(const EvidenceOrder& order);  // collective
-  std::optional<EvidencePart> own_evidence(const EvidenceOrder& order);
+  std::unique_ptr<EvidenceRecorder> start_evidence(const EvidenceOrder& order);
+  void complete_evidence(const EvidenceOrder& order, EvidenceRecorder* recorder);
+  void submit_evidence(const EvidenceOrder& order, EvidencePart* batch, RankEvidence* own,
+                       const std::vector<Bytes>& all);
+  EvidenceSubject subject_of(const EvidenceOrder& order) const;
+  Status hand_on_batch(const EvidenceOrder& order, EvidenceRecorder* own, EvidencePart* batch);  // collective
+  Bytes packed_batch(const EvidenceOrder& order, EvidenceRecorder* own) const;
+  void examine(const EvidenceOrder& order, const EvidencePart& batch, EvidencePart* to);
+  void end_layers();
   void finish_evidence();
-  void ask_providers(const EvidenceOrder& order, bool chosen, EvidenceRecorder* recorder);
   void record_subject(const EvidenceOrder& order, EvidenceRecorder* recorder);
   void add_state(std::uint64_t most_bytes, EvidencePart* part) const;
 

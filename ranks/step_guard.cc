@@ -114,6 +114,12 @@ Status StepGuard::agree_on_layout(std::span<const BucketSlice> layout) {
   return holdfast::agree_on_layout(impl_->collective_, layout, impl_->groups_);
 }
 
+bool StepGuard::wants_layers() const { return impl_->layers_.measures(); }
+void StepGuard::observe_layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor,
+                              const TensorView& view) {
+  impl_->observe_layer(stage, kind, tensor, view);
+}
+
 void StepGuard::observe_loss(double loss) {
   impl_->log_.add_loss(loss);
   impl_->observe(Stage::kLoss, "loss", TensorView::of(std::span<const double>(&loss, 1)), 0);

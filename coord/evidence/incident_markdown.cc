@@ -179,6 +179,26 @@ std::string boundary_text(const EvidencePart& part) {
                      part.has_first_dirty() ? code_span(part.first_dirty()) : "(none)");
 }
 
+// Of the layers at the boundary, attempt by attempt.
+std::string trend_table(const EvidencePart& part) {
+  std::string rows;
+  int count = 0;
+  for (const LayerAttempt& attempt : part.trend()) {
+    for (const TensorProbe& p : attempt.layers()) {
+      if (p.tensor() != part.last_clean() && p.tensor() != part.first_dirty()) continue;
+      if (++count > kMostRows) continue;
+      rows += fmt::format("| {} | {} | {} | {} | {}{} | {} |\n", attempt.epoch(), attempt.attempt(),
+                          code_span(p.tensor()), classes(p.nan(), p.pos_inf(), p.neg_inf()),
+                          number(p.abs_max()), p.scaled() ? " (scaled)" : "", number(p.root_mean_square()));
+    }
+  }
+  if (count == 0) return "";
+  return "\nThe boundary in attempts before it:\n\n| epoch | attempt | tensor | classes | finite abs-max | "
+         "finite "
+         "RMS |\n|---|---|---|---|---|---|\n" +
+         rows + left_out(count);
+}
+
 const EvidencePart* first_part(const BundleManifest& manifest) {
   for (const IncidentOrigin& origin : manifest.origins()) {
     const auto part = std::ranges::find(manifest.parts(), origin.rank(), &EvidencePart::rank);
@@ -190,8 +210,62 @@ const EvidencePart* first_part(const BundleManifest& manifest) {
 std::string where(const BundleManifest& manifest) {
   std::string text = "\n## Where it was first seen\n\n" + origins_table(manifest);
   if (const EvidencePart* part = first_part(manifest)) {
-    text += boundary_text(*part) + stages_table(*part) + layers_table(*part);
+    text += boundary_text(*part) + stages_table(*part) + layers_table(*part) + trend_table(*part);
   }
+  return text;
+}
+
+std::string seat(int rank, const std::string& host, const std::string& device) {
+  return fmt::format("rank {} (host {}, device {})", rank, code_span(host), code_span(device));
+}
+
+std::string where_text(const CrossExamination& by) {
+  switch (by.where()) {
+    case CrossExamination::OTHER_HOST: return "on another host";
+    case CrossExamination::OTHER_DEVICE: return "on another device of the same host";
+    case CrossExamination::SAME_HOST:
+      return "on the same host, and not known to be another device, so that it speaks for less";
+  }
+  return "";
+}
+
+std::string outcome_text(const CrossExamination& of) {
+  switch (of.outcome()) {
+    case CrossExamination::DATA_OR_MODEL:
+      return "Both found the same value again at the same place: the data or the model is to be looked at, "
+             "and not "
+             "the device.";
+    case CrossExamination::SUSPECT_DEVICE:
+      return fmt::format(
+          "Only rank {} found it again: the device of rank {} is suspect. Take it out of service and test it "
+          "before "
+          "it is trusted.",
+          of.origin(), of.origin());
+    case CrossExamination::TRANSIENT:
+      return "Neither found it again: it was transient, or depends on something that is not made again.";
+    case CrossExamination::INCONCLUSIVE:
+      return fmt::format("Only rank {} found it, and not the rank that had it: nothing follows from that.",
+                         of.examiner());
+    case CrossExamination::NOT_EXAMINED: break;
+  }
+  return "";
+}
+
+std::string cross_examination(const BundleManifest& manifest) {
+  if (!manifest.has_cross_examination()) return "";
+  const CrossExamination& of = manifest.cross_examination();
+  std::string text = "\n## On another device\n\n";
+  if (of.outcome() == CrossExamination::NOT_EXAMINED) {
+    return text + fmt::format(
+                      "`NOT_EXAMINED`: no other rank could tell whether the attempt of rank {} fails there, "
+                      "too: {}.\n",
+                      of.origin(), code_span(of.why(), 400));
+  }
+  text += fmt::format(
+      "`{}`: the attempt of {} was made again by itself and, from the same batch and random numbers, "
+      "by {}, {}. {} This is evidence, and no proof of a cause.\n",
+      CrossExamination::Outcome_Name(of.outcome()), seat(of.origin(), of.origin_host(), of.origin_device()),
+      seat(of.examiner(), of.examiner_host(), of.examiner_device()), where_text(of), outcome_text(of));
   return text;
 }
 
@@ -335,9 +409,9 @@ std::string incident_report_markdown(const BundleManifest& manifest, const std::
                                      const std::string& bundle_path) {
   const std::string name = GenerationId{manifest.epoch(), manifest.attempt()}.name();
   return fmt::format("# Incident {} of run {}\n\n", name, code_span(manifest.run())) + summary(manifest) +
-         what_happened(manifest, content_id) + where(manifest) + what_was_done(manifest) +
-         what_is_unknown(manifest) + who_owns_it(manifest) + next_commands(manifest, bundle_path) +
-         contract_text(manifest, content_id) + configuration(manifest);
+         what_happened(manifest, content_id) + where(manifest) + cross_examination(manifest) +
+         what_was_done(manifest) + what_is_unknown(manifest) + who_owns_it(manifest) +
+         next_commands(manifest, bundle_path) + contract_text(manifest, content_id) + configuration(manifest);
 }
 
 }  // namespace holdfast

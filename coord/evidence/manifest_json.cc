@@ -80,6 +80,8 @@ Json json_of(const Message& message) {
 
 }  // namespace
 
+Json layers_json(const LayerAttempt& attempt) { return json_of(attempt); }
+
 Json manifest_json(const BundleManifest& manifest, const std::string& content_id) {
   Json json = {{"content_id", content_id}};
   json.update(json_of(manifest));

@@ -192,6 +192,19 @@ void print_part(const EvidencePart& part) {
   if (part.has_failure()) fmt::print("  failed: {}\n", printable(part.failure()));
 }
 
+void print_examination(const CrossExamination& of) {
+  const auto found = [](bool there, bool again) {
+    return !there ? "not told" : again ? "found" : "not found";
+  };
+  fmt::print("cross-examination: {}{}\n", CrossExamination::Outcome_Name(of.outcome()),
+             of.has_why() ? ": " + printable(of.why()) : "");
+  fmt::print("  origin: rank {} ({}): {}\n", of.origin(), printable(of.origin_device()),
+             found(of.has_origin_found(), of.origin_found()));
+  if (!of.has_examiner()) return;
+  fmt::print("  examiner: rank {} ({}), {}: {}\n", of.examiner(), printable(of.examiner_device()),
+             CrossExamination::Where_Name(of.where()), found(of.has_examiner_found(), of.examiner_found()));
+}
+
 void print(const Bundle& bundle) {
   const BundleManifest& manifest = bundle.manifest();
   fmt::print("epoch {}, attempt {}, {} updates before it, {} ranks, {}, by version {}\n{}\n",
@@ -205,6 +218,7 @@ void print(const Bundle& bundle) {
   for (const IncidentOrigin& origin : manifest.origins()) fmt::print("origin: {}\n", place_of(origin));
   for (const std::string& fault : manifest.injected())
     fmt::print("put in on purpose: {}\n", printable(fault));
+  if (manifest.has_cross_examination()) print_examination(manifest.cross_examination());
   for (const EvidencePart& part : manifest.parts()) print_part(part);
 }
 

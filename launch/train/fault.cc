@@ -130,6 +130,11 @@ Status parse_key(const std::string& key, const std::string& value, Fault* fault)
     fault->epoch = epoch;
     return Status();
   }
+  if (key == "transient") {
+    if (value != "yes") return wrong("'yes'");
+    fault->transient = true;
+    return Status();
+  }
   if (key == "micro") {
     if (once_an_attempt(fault->stage)) {
       return bad_fault(*fault, "micro: " + quoted_stage(fault->stage) + " comes once an attempt");
@@ -144,7 +149,8 @@ Status parse_key(const std::string& key, const std::string& value, Fault* fault)
     fault->tensor_glob = value;
     return Status();
   }
-  return bad_fault(*fault, "unknown key '" + key + "' (rank, attempt, every, epoch, micro, tensor, index)");
+  return bad_fault(
+      *fault, "unknown key '" + key + "' (rank, attempt, every, epoch, transient, micro, tensor, index)");
 }
 
 void announce(const Fault& fault, int rank, std::uint64_t attempt) {
@@ -233,6 +239,20 @@ Status resolve_fault(const FaultSurface& surface, Fault* fault) {
   }
   fault->tensor = name;
   return Status();
+}
+
+std::vector<Fault> faults_made_again(const std::vector<Fault>& faults) {
+  std::vector<Fault> again = faults;
+  std::erase_if(again, [](const Fault& fault) { return fault.transient; });
+  return again;
+}
+
+std::vector<Fault> faults_of_the_data(const std::vector<Fault>& faults) {
+  std::vector<Fault> data = faults_made_again(faults);
+  std::erase_if(data, [](const Fault& fault) {
+    return fault.stage != Stage::kInput || fault.kind != Fault::Kind::kValue;
+  });
+  return data;
 }
 
 FaultInjector::FaultInjector(const std::vector<Fault>& faults, int rank) : rank_(rank) {

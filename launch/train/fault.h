@@ -15,6 +15,7 @@
 //   epoch=E               only in this epoch: the first is 1, and each restart and rollback begins the next,
 //   in which
 //                         attempts are made again; default: in each
+//   transient=yes         only in the attempt itself, and not when it is made again, here or in a replay
 //   tensor=GLOB           the first tensor of the stage whose name matches (fnmatch), default *; values only
 //   index=N|first|middle|last   flat element of it, default first; middle is element count / 2; values only
 //
@@ -51,6 +52,7 @@ struct Fault {
   std::optional<std::uint64_t> attempt;
   std::uint64_t every = 0;
   std::optional<std::uint64_t> epoch;
+  bool transient = false;  // does not strike again when the attempt is made again
   int micro = 0;
   std::string tensor_glob = "*";
   Position position = Position::kFirst;
@@ -76,6 +78,12 @@ struct FaultSurface {
 // naming the specification, when its rank, attempt, micro-batch, tensor or element does not exist. Pure: the
 // same answer on every rank, so that all of them leave before training.
 Status resolve_fault(const FaultSurface& surface, Fault* fault);
+
+// Those that strike again when the attempt is made again on the same rank.
+std::vector<Fault> faults_made_again(const std::vector<Fault>& faults);
+// Those that strike again on another rank, too, which makes the attempt of what it was fed with: values that
+// were put into the input. All others stand for the device of the rank that they strike.
+std::vector<Fault> faults_of_the_data(const std::vector<Fault>& faults);
 
 // What a `throw` fault throws.
 class InjectedFault : public std::runtime_error {

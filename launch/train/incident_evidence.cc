@@ -8,8 +8,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 
 #include "holdfast/fused_scan.h"
+#include "holdfast/replay.h"
+#include "train/fault.h"
+#include "train/recorded_run.h"
 
 namespace holdfast::train {
 namespace {
@@ -28,10 +32,13 @@ class Rerun final : public AttemptWatcher, public LayerTap {
       body();
     } catch (const std::exception& error) {
       failed_ = true;
-      to_.fact("rerun_error", error.what());
+      error_ = error.what();
+      to_.fact("rerun_error", error_);
     }
     return !failed_;
   }
+  bool failed() const { return failed_; }
+  const std::string& error() const { return error_; }
   void micro_batch(int index) override { micro_batch_ = index; }
   void tensor(Stage stage, std::string_view name, std::span<const float> values) override {
     see(stage, Kind::kActivation, name, values);
@@ -57,6 +64,7 @@ class Rerun final : public AttemptWatcher, public LayerTap {
   Stage stage_ = Stage::kInput;
   int micro_batch_ = 0;
   bool failed_ = false;
+  std::string error_;
 };
 
 std::string joined(const std::vector<std::string>& texts) {
@@ -144,8 +152,40 @@ std::vector<std::string> evidence_environment() {
           "ATEN_CPU_CAPABILITY"};
 }
 
-EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload,
+// Layer by layer, and no update. Throws when it comes to an end before the subject.
+void make_again(const Options& options, Workload& workload, LocalAttempt& local, const AttemptPlan& plan,
+                const EvidenceSubject& subject, EvidenceRecorder& to) {
+  const KeptGenerator kept(workload);
+  const bool scaled = plan.loss_scale != 1;
+  Rerun watcher(to, scaled);
+  std::ranges::fill(workload.gradients(), 0.0f);
+  workload.set_tap(&watcher);
+  try {
+    local.run(plan, watcher);
+  } catch (...) {
+    workload.set_tap(nullptr);
+    for (int m = 0; m < static_cast<int>(plan.rng_keys.size()); ++m) local.set_natural_faults(plan, m, false);
+    throw;
+  }
+  workload.set_tap(nullptr);
+  if (local.sum_overflow_due(plan)) grow_to_the_limit(workload.gradients(), options.dtype());
+  std::vector<std::uint16_t> scratch;
+  for (const BucketSlice& slice : workload.layout()) {
+    const TensorView view = as_reduced(workload.gradients(), slice, options.dtype(), &scratch);
+    to.layer(Stage::kBackward, Kind::kParameterGradient, slice.tensor, view, -1, scaled);
+    if (subject.stage == Stage::kReduction && slice.tensor == subject.tensor && subject.index < slice.count) {
+      to.fact(fact::kLocalGradient, bits_at(view, subject.index));
+    }
+  }
+  // Of an attempt that threw in the first place, throwing is what was to be found.
+  if (watcher.failed() && subject.index >= 0 && !to.found_again(subject))
+    throw std::runtime_error(watcher.error());
+}
+
+EvidenceProviders evidence_providers(const Options& options, int world_size, const Preparation& prepared,
                                      LocalAttempt& local, const AttemptPlan& plan, const UpdateScale& scale) {
+  Workload& workload = *prepared.workload;
+  const std::vector<NaturalFaultSpec>& natural_faults = prepared.natural_faults;
   EvidenceProviders providers;
   providers.configuration = configuration(options, world_size, workload);
   providers.injected = options.faults;
@@ -182,30 +222,23 @@ EvidenceProviders evidence_providers(const Options& options, int world_size, Wor
       local.set_natural_faults(plan, m, false);
     }
   };
-  providers.rerun = [&](const EvidenceSubject& subject, EvidenceRecorder& to) {
-    const KeptGenerator kept(workload);
-    const bool scaled = plan.loss_scale != 1;
-    Rerun watcher(to, scaled);
-    std::ranges::fill(workload.gradients(), 0.0f);
-    workload.set_tap(&watcher);
-    try {
-      local.run(plan, watcher);
-    } catch (...) {
-      workload.set_tap(nullptr);
-      for (int m = 0; m < static_cast<int>(plan.rng_keys.size()); ++m) local.set_natural_faults(plan, m, false);
-      throw;
-    }
-    workload.set_tap(nullptr);
-    if (local.sum_overflow_due(plan)) grow_to_the_limit(workload.gradients(), options.dtype());
-    std::vector<std::uint16_t> scratch;
-    for (const BucketSlice& slice : workload.layout()) {
-      const TensorView view = as_reduced(workload.gradients(), slice, options.dtype(), &scratch);
-      to.layer(Stage::kBackward, Kind::kParameterGradient, slice.tensor, view, -1, scaled);
-      if (subject.stage == Stage::kReduction && slice.tensor == subject.tensor &&
-          subject.index < slice.count) {
-        to.fact(fact::kLocalGradient, bits_at(view, subject.index));
-      }
-    }
+  providers.rerun = [&, again = faults_made_again(prepared.faults)](const EvidenceSubject& subject,
+                                                                    EvidenceRecorder& to) {
+    FaultInjector faults(again, plan.rank);
+    faults.set_epoch(subject.epoch);
+    LocalAttempt attempt(workload, faults, natural_faults);
+    make_again(options, workload, attempt, plan, subject, to);
+  };
+  providers.rerun_recorded = [&, of_the_data = faults_of_the_data(prepared.faults)](
+                                 const RecordedAttempt& recorded, EvidenceRecorder& to) {
+    RecordedRun run;
+    run.options.accumulate = options.accumulate;
+    if (Status s = read_plan(recorded, &run); !s.ok()) throw std::runtime_error("no " + s.message());
+    put_batch(recorded, &run.plan);
+    FaultInjector faults(of_the_data, recorded.rank);
+    faults.set_epoch(recorded.subject.epoch);
+    LocalAttempt attempt(workload, faults, natural_faults);
+    make_again(options, workload, attempt, run.plan, recorded.subject, to);
   };
   return providers;
 }

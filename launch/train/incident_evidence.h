@@ -10,12 +10,13 @@
 #include "train/local_attempt.h"
 #include "train/optimizer.h"
 #include "train/options.h"
+#include "train/prepare.h"
 #include "train/workload.h"
 
 namespace holdfast::train {
 
 // All must outlive the guard. `plan` and `scale` are those of the running attempt.
-EvidenceProviders evidence_providers(const Options& options, int world_size, Workload& workload,
+EvidenceProviders evidence_providers(const Options& options, int world_size, const Preparation& prepared,
                                      LocalAttempt& local, const AttemptPlan& plan, const UpdateScale& scale);
 
 // Variables that the bits of an attempt may depend on.

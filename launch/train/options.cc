@@ -22,7 +22,8 @@ Faults: --inject KIND@STAGE[,key=value...]
   STAGE  input | forward | loss | backward | reduction | optimizer 
   keys   attempt=A or every=K (one of them), rank=R|all (default 0; reduction and values at optimizer: all),
          tensor=GLOB,
-         index=N|first|middle|last, micro=M, epoch=E (only in this one; a rollback or restart begins the next)
+         index=N|first|middle|last, micro=M, epoch=E (only in this one; a rollback or restart begins the next),
+         transient=yes (not again when the attempt is made again)
   e.g.   --inject nan@backward,rank=2,attempt=300,tensor=conv2.weight,index=middle
 
 Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:

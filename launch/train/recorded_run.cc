@@ -57,6 +57,31 @@ Status read_options(const RecordedAttempt& attempt, RecordedRun* run) {
   return Status();
 }
 
+bool read_ids(const RecordedAttempt& attempt, int micro_batch, std::int64_t below,
+              std::vector<std::int64_t>* ids) {
+  const std::string* text = attempt.fact(samples_fact(micro_batch));
+  if (text == nullptr) return false;
+  std::istringstream all(*text);
+  for (std::string word; std::getline(all, word, ',');) {
+    std::int64_t id = 0;
+    if (!parse_whole(word, &id) || id < 0 || id >= below) return false;
+    ids->push_back(id);
+  }
+  return !ids->empty();
+}
+
+}  // namespace
+
+std::string configured(const RecordedAttempt& attempt, const std::string& name) {
+  const auto found = attempt.configuration.find(name);
+  return found == attempt.configuration.end() ? "" : found->second;
+}
+
+bool read_number(const RecordedAttempt& attempt, std::string_view name, double* value) {
+  const std::string* text = attempt.fact(name);
+  return text != nullptr && parse_exact(*text, value);
+}
+
 Status read_plan(const RecordedAttempt& attempt, RecordedRun* run) {
   run->plan.attempt = attempt.subject.attempt;
   run->plan.rank = attempt.rank;
@@ -85,29 +110,12 @@ Status read_plan(const RecordedAttempt& attempt, RecordedRun* run) {
   return Status();
 }
 
-bool read_ids(const RecordedAttempt& attempt, int micro_batch, std::int64_t below,
-              std::vector<std::int64_t>* ids) {
-  const std::string* text = attempt.fact(samples_fact(micro_batch));
-  if (text == nullptr) return false;
-  std::istringstream all(*text);
-  for (std::string word; std::getline(all, word, ',');) {
-    std::int64_t id = 0;
-    if (!parse_whole(word, &id) || id < 0 || id >= below) return false;
-    ids->push_back(id);
+void put_batch(const RecordedAttempt& attempt, AttemptPlan* plan) {
+  plan->recorded.assign(plan->rng_keys.size(), {});
+  for (const RecordedTensor& tensor : attempt.batch) {
+    if (tensor.micro_batch >= 0 && tensor.micro_batch < std::ssize(plan->recorded))
+      plan->recorded[static_cast<std::size_t>(tensor.micro_batch)].push_back(tensor);
   }
-  return !ids->empty();
-}
-
-}  // namespace
-
-std::string configured(const RecordedAttempt& attempt, const std::string& name) {
-  const auto found = attempt.configuration.find(name);
-  return found == attempt.configuration.end() ? "" : found->second;
-}
-
-bool read_number(const RecordedAttempt& attempt, std::string_view name, double* value) {
-  const std::string* text = attempt.fact(name);
-  return text != nullptr && parse_exact(*text, value);
 }
 
 Status read_run(const RecordedAttempt& attempt, RecordedRun* run) {
@@ -137,7 +145,7 @@ Status read_faults(const RecordedAttempt& attempt, Workload& workload, RecordedR
     if (Status s = parse_fault(text, &fault); !s.ok()) return s;
     if (Status s = resolve_fault(surface, &fault); !s.ok()) return s;
     const bool hits = !fault.rank || *fault.rank == attempt.rank;
-    if (hits && (fault.kind == Fault::Kind::kValue || fault.kind == Fault::Kind::kThrow))
+    if (hits && !fault.transient && (fault.kind == Fault::Kind::kValue || fault.kind == Fault::Kind::kThrow))
       run->faults.push_back(fault);
   }
   return Status();

@@ -23,6 +23,9 @@ struct RecordedRun {
 
 // All but the faults, with the attempt's settings. USAGE for a bundle that is not this program's.
 Status read_run(const RecordedAttempt& attempt, RecordedRun* run);
+// Of it, run->plan alone, for run->options and run->settings; and the batch into it.
+Status read_plan(const RecordedAttempt& attempt, RecordedRun* run);
+void put_batch(const RecordedAttempt& attempt, AttemptPlan* plan);
 // Once there is a model for them to strike. What would end the process is left out: it tells nothing here.
 Status read_faults(const RecordedAttempt& attempt, Workload& workload, RecordedRun* run);
 

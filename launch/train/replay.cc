@@ -86,7 +86,7 @@ class Client {
     if (Status s = make_workload(run_.options, &workload_); !s.ok()) return s;
     if (Status s = read_faults(attempt, *workload_, &run_); !s.ok()) return s;
     replica_ = std::make_unique<Replica>(run_.options, *workload_, MPI_COMM_SELF);
-    set_batch(attempt);
+    put_batch(attempt, &run_.plan);
     for (std::size_t m = 0; m < run_.plan.rng_keys.size(); ++m) {
       if (Status s = workload_->load_recorded(run_.plan.recorded[m], run_.plan.rng_keys[m]); !s.ok())
         return s;
@@ -107,14 +107,6 @@ class Client {
     return part;
   }
 
-  void set_batch(const RecordedAttempt& attempt) {
-    run_.plan.recorded.assign(run_.plan.rng_keys.size(), {});
-    for (const RecordedTensor& tensor : attempt.batch) {
-      if (tensor.micro_batch >= 0 && tensor.micro_batch < std::ssize(run_.plan.recorded))
-        run_.plan.recorded[static_cast<std::size_t>(tensor.micro_batch)].push_back(tensor);
-    }
-  }
-
   FaultInjector injector(const RecordedAttempt& attempt) const {
     FaultInjector injector(run_.faults, attempt.rank);
     injector.set_epoch(attempt.subject.epoch);
@@ -123,7 +115,7 @@ class Client {
 
   void run_attempt(const RecordedAttempt& attempt, ReplayWatcher& watcher) {
     if (!run_.faults.empty()) watcher.note("injected", "faults that were put in on purpose are put in again");
-    set_batch(attempt);
+    put_batch(attempt, &run_.plan);
     const FaultInjector faults = injector(attempt);
     LocalAttempt local(*workload_, faults, run_.natural_faults);
     Forwarder forwarder(watcher);

@@ -20,6 +20,25 @@
 namespace holdfast::train {
 namespace {
 
+// Shows the guard the layers of an attempt.
+class GuardTap final : public LayerTap {
+ public:
+  explicit GuardTap(StepGuard* guard) : guard_(guard) {}
+  void set_stage(Stage stage) { stage_ = stage; }
+  void activation(std::string_view layer, std::span<const float> values) override {
+    guard_->observe_layer(stage_, EvidenceRecorder::Kind::kActivation, layer, TensorView::of(values));
+  }
+  void gradient(std::string_view layer, std::span<const float> values) override {
+    name_.assign(layer).append("/gradient");
+    guard_->observe_layer(stage_, EvidenceRecorder::Kind::kActivationGradient, name_, TensorView::of(values));
+  }
+
+ private:
+  StepGuard* const guard_;
+  Stage stage_ = Stage::kInput;
+  std::string name_;
+};
+
 class Trainer final : AttemptWatcher {
  public:
   // `guard` is null with --guard off.
@@ -30,6 +49,7 @@ class Trainer final : AttemptWatcher {
         collective_(collective),
         workload_(*prepared.workload),
         guard_(guard),
+        tap_(guard),
         faults_(prepared.faults, collective.rank()),
         natural_faults_(prepared.natural_faults),
         local_(workload_, faults_, natural_faults_),
@@ -45,7 +65,7 @@ class Trainer final : AttemptWatcher {
     take_position();
     if (rank() == 0) keep_ledger();
     guard_->provide_evidence(
-        evidence_providers(options_, collective_.size(), workload_, local_, plan_, update_scale_));
+        evidence_providers(options_, collective_.size(), prepared, local_, plan_, update_scale_));
     for (const MutableBuffer& buffer : workload_.buffers()) {
       if (buffer.is_fp32) {
         guard_->protect(buffer.name, buffer.data, DType::kFloat32,
@@ -148,7 +168,9 @@ class Trainer final : AttemptWatcher {
   Decision one_attempt() {
     begin();
     choose_samples();
+    if (guard_ != nullptr && guard_->wants_layers()) workload_.set_tap(&tap_);
     local_.run(plan_, *this);
+    workload_.set_tap(nullptr);
     finish_own_gradients();
     reduce_gradients();
     inspect_reduced();
@@ -205,7 +227,10 @@ class Trainer final : AttemptWatcher {
   }
 
   // ---- what LocalAttempt shows, with or without the guard
-  bool run(Stage stage, const std::function<void()>& body) override { return run_stage(stage, body); }
+  bool run(Stage stage, const std::function<void()>& body) override {
+    tap_.set_stage(stage);
+    return run_stage(stage, body);
+  }
   void micro_batch(int index) override {
     if (guard_ != nullptr) guard_->micro_batch(index);
   }
@@ -419,6 +444,7 @@ class Trainer final : AttemptWatcher {
   Collective& collective_;
   Workload& workload_;
   StepGuard* const guard_;
+  GuardTap tap_;
   FaultInjector faults_;
   const std::vector<NaturalFaultSpec> natural_faults_;
   LocalAttempt local_;

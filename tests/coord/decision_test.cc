@@ -44,6 +44,22 @@ TEST(DecisionBytes, GiveBackWhatWasPutIn) {
   }
 }
 
+TEST(DecisionBytes, GiveBackWhoExaminesWhom) {
+  Decision decision{Action::kSkip, StatusCode::kOk, "x"};
+  decision.evidence.emplace();
+  Decision read;
+  ASSERT_TRUE(decode_decision(encode_decision(decision), &read));
+  EXPECT_FALSE(read.evidence->cross_examines());
+  decision.evidence->examined = 3;
+  decision.evidence->examiner = 0;
+  decision.evidence->examined_bytes = 77;
+  ASSERT_TRUE(decode_decision(encode_decision(decision), &read));
+  EXPECT_TRUE(read.evidence->cross_examines());
+  EXPECT_EQ(read.evidence->examined, 3);
+  EXPECT_EQ(read.evidence->examiner, 0);
+  EXPECT_EQ(read.evidence->examined_bytes, 77u);
+}
+
 TEST(DecisionBytes, EmptyAndForeignBytesAreRefused) {
   Decision read;
   EXPECT_FALSE(decode_decision("", &read));

@@ -69,5 +69,21 @@ TEST(Suspects, NoDeviceIsSuspectWithLessThanHalfOfWhatPointsAtOne) {
   EXPECT_FALSE(suspects.is_suspect("a"));  // 60 of 121
 }
 
+TEST(Suspects, AnIncidentThatIsTakenBackNeverWas) {
+  Suspects suspects(2);
+  count(suspects, {"a"}, 2);
+  suspects.take_back("a");
+  EXPECT_FALSE(suspects.is_suspect("a"));
+  EXPECT_EQ(suspects.incidents().at("a"), 1u);
+  EXPECT_EQ(suspects.single_origin(), 1u);
+  suspects.take_back("a");
+  suspects.take_back("a");
+  suspects.take_back("never seen");
+  EXPECT_TRUE(suspects.incidents().empty());
+  EXPECT_EQ(suspects.single_origin(), 0u);
+  count(suspects, {"a"}, 2);
+  EXPECT_TRUE(suspects.is_suspect("a"));
+}
+
 }  // namespace
 }  // namespace holdfast

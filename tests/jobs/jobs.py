@@ -386,7 +386,8 @@ class JobTest(unittest.TestCase):
         Some only when asked for. Spikes: the tiny batches of a test that runs for as long as it takes make one now and
         then. Checkpoints and evidence: the disk decides when, and of which checkpoints there are none.
         """
-        beside = {"spike", "checkpoint_published", "checkpoint_failed", "evidence_written", "evidence_failed"} - set(names)
+        beside = {"spike", "checkpoint_published", "checkpoint_failed", "evidence_written", "evidence_failed",
+                  "evidence_cross_examined"} - set(names)
         events = [event for event in job.events if event["event"] not in beside]
         self.assertEqual(list(names), [event["event"] for event in events], job)
         for event in events:

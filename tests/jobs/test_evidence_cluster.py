@@ -42,6 +42,18 @@ class Hosts(ClusterTest, EvidenceTest):
         self.assert_whole(job, 2)
         self.assert_lockstep(job, RANKS, attempts=12, updates=10)
 
+    def test_the_examiner_is_on_another_host(self):
+        self.cluster.do("up", "--nodes", 2)
+        job = self.capture("--inject", "nan@loss,rank=1,attempt=1", "--fault", "corrupt-record,rank=2,attempt=9",
+                           "--print-digests", ranks=4, steps=12, policy="")
+        examined = [self.manifest(bundle)["cross_examination"] for bundle in self.bundles(job).values()]
+        self.assertEqual([("SUSPECT_DEVICE", 1, "node0", 2, "node1", "OTHER_HOST"),
+                          ("DATA_OR_MODEL", 2, "node1", 0, "node0", "OTHER_HOST")],
+                         [tuple(one[key] for key in ("outcome", "origin", "origin_host", "examiner", "examiner_host",
+                                                     "where")) for one in examined])
+        self.assert_whole(job, 2)
+        self.assert_lockstep(job, 4, attempts=12, updates=10)
+
     def assert_topology(self, manifest):
         first, *hosts = manifest["topology"].splitlines()
         self.assertEqual("16 ranks on 4 hosts", first)

@@ -160,7 +160,7 @@ TEST(ParseFault, RefusesWhatItDoesNotUnderstand) {
   EXPECT_EQ(parse_refusal("nan@,attempt=0"),
             "unknown stage '' (input, forward, loss, backward, reduction, optimizer)");
   EXPECT_EQ(parse_refusal("nan@loss,attempt=0,step=1"),
-            "unknown key 'step' (rank, attempt, every, epoch, micro, tensor, index)");
+            "unknown key 'step' (rank, attempt, every, epoch, transient, micro, tensor, index)");
   EXPECT_EQ(parse_refusal("nan@loss,attempt"), "'attempt' is not key=value");
   EXPECT_EQ(parse_refusal("nan@loss,attempt=0,"), "'' is not key=value");
   EXPECT_EQ(parse_refusal("nan@loss,attempt=0,attempt=1"), "attempt: given twice");
@@ -239,6 +239,32 @@ TEST(ResolveFault, RefusesPlacesThatDoNotExist) {
 TEST(ResolveFault, AcceptsTheLastPlaceOfEachKind) {
   resolved("nan@loss,attempt=9,rank=3,micro=1");
   resolved("throw@optimizer,every=10");
+}
+
+std::vector<std::string> specs(const std::vector<Fault>& faults) {
+  std::vector<std::string> all;
+  for (const Fault& fault : faults) all.push_back(fault.spec);
+  return all;
+}
+
+TEST(FaultsMadeAgain, AreAllButTheTransientOnes) {
+  const std::string often = "nan@loss,attempt=1";
+  const std::string once = "nan@loss,attempt=2,transient=yes";
+  EXPECT_EQ(specs(faults_made_again({resolved(often), resolved(once)})), std::vector<std::string>{often});
+}
+
+TEST(FaultsOfTheData, AreValuesInTheInput) {
+  const std::string data = "nan@input,attempt=1,rank=2";
+  const std::vector<Fault> all = {resolved("nan@input,attempt=1,transient=yes"),
+                                  resolved("throw@input,attempt=1"), resolved(data),
+                                  resolved("nan@loss,attempt=1"), resolved("inf@backward,attempt=1")};
+  EXPECT_EQ(specs(faults_of_the_data(all)), std::vector<std::string>{data});
+}
+
+TEST(ParseFault, TransientIsYesOrAbsent) {
+  EXPECT_TRUE(parsed("nan@loss,attempt=1,transient=yes").transient);
+  EXPECT_FALSE(parsed("nan@loss,attempt=1").transient);
+  EXPECT_EQ(parse_refusal("nan@loss,attempt=1,transient=no"), "transient: 'no' is not 'yes'");
 }
 
 TEST(FaultInjector, WritesOneElementBitForBit) {

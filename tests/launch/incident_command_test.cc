@@ -95,6 +95,27 @@ TEST_F(IncidentCommand, ShowsABundleWithNamesEscaped) {
   EXPECT_FALSE(holds(hostile, "\x1b"));
 }
 
+TEST_F(IncidentCommand, ShowsWhatAnotherDeviceFound) {
+  BundleManifest about = sample_about();
+  CrossExamination* of = about.mutable_cross_examination();
+  of->set_outcome(CrossExamination::SUSPECT_DEVICE);
+  of->set_origin(7);
+  of->set_origin_device("node-3/\x1b[2J");
+  of->set_origin_found(true);
+  of->set_examiner(1);
+  of->set_examiner_device("node-0/GPU-1");
+  of->set_examiner_found(false);
+  of->set_where(CrossExamination::OTHER_HOST);
+  auto store = open_store(incidents_);
+  EXPECT_TRUE(submit_and_wait(*store, about, sample_parts()).published);
+  EXPECT_EQ(json("show " + bundle_, 0)["cross_examination"]["outcome"], "SUSPECT_DEVICE");
+  EXPECT_TRUE(holds(run("show " + bundle_, 0),
+                    "cross-examination: SUSPECT_DEVICE\n"
+                    "  origin: rank 7 (node-3/\\x1b[2J): found\n"
+                    "  examiner: rank 1 (node-0/GPU-1), OTHER_HOST: not found\n"))
+      << run("show " + bundle_, 0);
+}
+
 TEST_F(IncidentCommand, VerifiesOneBundleOrAllOfARun) {
   write_two();
   EXPECT_EQ(json("verify " + run_dir_, 0)["clean"], true);

@@ -19,6 +19,7 @@ namespace holdfast {
 
 class EvidencePart;
 class EvidenceTensor;
+struct RecordedAttempt;  // in holdfast/replay.h
 
 // What is to be explained: the earliest finding of the attempt's first origin, the same on every rank.
 struct EvidenceSubject {
@@ -65,8 +66,9 @@ class EvidenceRecorder {
   bool dirty_ = false;  // a layer() was not finite
 };
 
-// Called on origin ranks, between decide() and finish() of a skipped attempt: parameters, optimizer state and
-// the buffers given to protect() are as they were before it. They may throw: that is put on record.
+// Called on origin ranks, and one of them on another, between decide() and finish() of a skipped attempt:
+// parameters, optimizer state and the buffers given to protect() are as they were before it. They may throw:
+// that is put on record.
 struct EvidenceProviders {
   // Tensors and facts from which the attempt's inputs can be made again.
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> batch;
@@ -76,6 +78,13 @@ struct EvidenceProviders {
   // the fact "local_gradient": this rank's value at the subject's index, in the type that is reduced. An
   // origin of another group is asked, too, and adds none when it has no such tensor.
   std::function<void(const EvidenceSubject&, EvidenceRecorder&)> rerun;
+  // Makes the attempt of another rank again, `attempt`.rank, as `rerun` does this rank's own: of what that
+  // rank's `batch` put on record, on this rank's device and parameters, which are the same. Called on a rank
+  // that rank 0 has chosen, while the origin is in `rerun`: whether both find the same tells a device from
+  // the data. What is taken to be wrong with the other rank's device must not be made again here. Same on
+  // every rank: given, or empty, for no cross-examination. An attempt that this rank cannot make is to be
+  // told by throwing.
+  std::function<void(const RecordedAttempt& attempt, EvidenceRecorder&)> rerun_recorded;
   // What the run is: workload, precision, optimizer, batch size, ... Strings, by name.
   std::map<std::string, std::string> configuration;
   // Faults that are put in on purpose: said to be so in every report.

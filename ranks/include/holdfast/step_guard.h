@@ -49,15 +49,15 @@ struct GuardOptions {
   std::map<std::string, int> axes;     // tags of this rank, e.g. {"dp": 0, "tp": 1}; see replica_group
   bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
   std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
-  std::function<void()> before_leaving;  // see Watchdog::Options; called on another thread
-  std::optional<int> metrics_port;     // rank 0 serves /metrics there over HTTP; 0: a free one
+  std::function<void()> before_leaving;       // see Watchdog::Options; called on another thread
+  std::optional<int> metrics_port;            // rank 0 serves /metrics there over HTTP; 0: a free one
   std::string metrics_address = "127.0.0.1";  // numeric; on which interface
   CheckpointOptions checkpoints;  // in RUN_DIR/checkpoints, which all hosts must see; see register_state()
   bool watchdog = true;           // end this process when an attempt makes no progress, see Policy
 
-  // Which ranks hold the same parameters, and are compared with each other: those with this number. On no rank:
-  // those whose `axes` differ in "dp" alone, so all of them without tags. On every rank or on none, and every
-  // rank names the same axes: RANKS_DISAGREE otherwise. See ReplicaGroups.
+  // Which ranks hold the same parameters, and are compared with each other: those with this number. On no
+  // rank: those whose `axes` differ in "dp" alone, so all of them without tags. On every rank or on none, and
+  // every rank names the same axes: RANKS_DISAGREE otherwise. See ReplicaGroups.
   std::optional<int> replica_group;
 };
 
@@ -193,6 +193,16 @@ class StepGuard {
   // was written, on every rank: a finding is told in the next decide(), or in close().
   bool checks_update_before() const;
   void observe_written(std::string_view tensor, const TensorView& view);
+
+  // Whether the layers of this attempt are to be measured: after an incident, in as many attempts as the
+  // policy's evidence.layer_statistics_attempts. From begin() to finish(). Where it is false, put no hooks
+  // on.
+  bool wants_layers() const;
+  // What a layer made or got, in the order of the computation; of micro-batches, one after the other. Kept
+  // for the next incident's record and, of rank 0, in RUN_DIR/layers.jsonl. Decides nothing: a value that is
+  // not finite is for observe(). Without wants_layers() the tensor is not read.
+  void observe_layer(Stage stage, EvidenceRecorder::Kind kind, std::string_view tensor,
+                     const TensorView& view);
 
   // The loss of one micro-batch on this rank, observed at stage loss. The mean over the attempt's
   // micro-batches is logged as it is, NaN and all.

@@ -119,6 +119,51 @@ TEST(IncidentMarkdown, SaysWhatWasLeftOutAndWhatFailed) {
   EXPECT_TRUE(holds(text, "this bundle is compact"));
 }
 
+CrossExamination* examined(CrossExamination::Outcome outcome, BundleManifest* manifest) {
+  CrossExamination* of = manifest->mutable_cross_examination();
+  of->set_outcome(outcome);
+  of->set_origin(2);
+  of->set_origin_host("node-1");
+  of->set_origin_device("GPU-1234");
+  of->set_examiner(5);
+  of->set_examiner_host("node-2");
+  of->set_examiner_device("GPU-5678");
+  of->set_where(CrossExamination::OTHER_HOST);
+  return of;
+}
+
+TEST(IncidentMarkdown, SaysWhatAnotherDeviceFound) {
+  BundleManifest manifest = sample_incident_manifest();
+  EXPECT_FALSE(holds(markdown(manifest), "On another device"));
+  const std::pair<CrossExamination::Outcome, const char*> wanted[] = {
+      {CrossExamination::DATA_OR_MODEL, "`DATA_OR_MODEL`"},
+      {CrossExamination::DATA_OR_MODEL,
+       "Both found the same value again at the same place: the data or the model"},
+      {CrossExamination::SUSPECT_DEVICE, "Only rank 2 found it again: the device of rank 2 is suspect."},
+      {CrossExamination::TRANSIENT, "Neither found it again: it was transient"},
+      {CrossExamination::INCONCLUSIVE, "Only rank 5 found it, and not the rank that had it"},
+  };
+  for (const auto& [outcome, words] : wanted) {
+    examined(outcome, &manifest);
+    const std::string text = markdown(manifest);
+    EXPECT_TRUE(holds(text, words)) << text;
+    EXPECT_TRUE(
+        holds(text,
+              "the attempt of rank 2 (host `node-1`, device `GPU-1234`) was made again by itself and, "
+              "from the same batch and random numbers, by rank 5 (host `node-2`, device `GPU-5678`), on "
+              "another host."))
+        << text;
+    EXPECT_TRUE(holds(text, "This is evidence, and no proof of a cause.")) << text;
+  }
+  examined(CrossExamination::NOT_EXAMINED, &manifest)->set_why("it has no GPU");
+  const std::string text = markdown(manifest);
+  EXPECT_TRUE(
+      holds(text,
+            "`NOT_EXAMINED`: no other rank could tell whether the attempt of rank 2 fails there, too: "
+            "`it has no GPU`."))
+      << text;
+}
+
 // A name anywhere, and it must neither end a table's cell, a code span or a line, nor reach a terminal or a
 // browser.
 TEST(IncidentMarkdown, HostileNamesActOnNothing) {
@@ -148,6 +193,10 @@ TEST(IncidentMarkdown, HostileNamesActOnNothing) {
     *field = hostile;
   }
   part->mutable_layers(0)->set_dtype(hostile);
+  CrossExamination* of = examined(CrossExamination::SUSPECT_DEVICE, &manifest);
+  for (std::string* field : {of->mutable_origin_host(), of->mutable_origin_device(),
+                             of->mutable_examiner_host(), of->mutable_examiner_device()})
+    *field = hostile;
   const std::string text = markdown(manifest, "runs/" + hostile);
   EXPECT_FALSE(holds(text, "<"));
   EXPECT_FALSE(holds(text, "&"));

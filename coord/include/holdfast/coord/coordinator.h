@@ -29,6 +29,8 @@ namespace holdfast {
 class BundleManifest;
 class EvidencePart;
 class EvidenceStore;
+class LayerAttempt;
+class LayerLog;
 class Policy;
 class RunState;
 
@@ -37,6 +39,7 @@ struct RunDescription {
   std::map<std::string, std::string> configuration;
   std::map<std::string, std::string> environment;
   std::vector<std::string> injected;  // faults that are put in on purpose
+  bool cross_examines = false;        // a rank can make another's attempt again
 };
 
 // A generation that all ranks have loaded.
@@ -77,8 +80,8 @@ class Coordinator {
   // Where the run is: epoch, attempt, update, skips; loss scale, when one was kept.
   const RunState& memory() const { return *memory_; }
 
-  // Asks whether the run folder is still this run's, by what is on disk: RANKS_DISAGREE when it is not. The function
-  // may be called on any thread, also when the coordinator is gone.
+  // Asks whether the run folder is still this run's, by what is on disk: RANKS_DISAGREE when it is not. The
+  // function may be called on any thread, also when the coordinator is gone.
   std::function<Status()> still_holds() const;
 
   // Whether another run has the folder: then nothing more is written, and handle() aborts with
@@ -142,10 +145,12 @@ class Coordinator {
   // a record nothing is.
   void keep_evidence(RunDescription description);
   // What the ranks contributed to the incident handled last, of which evidence was wanted. Written in the
-  // background.
-  void submit_evidence(std::vector<EvidencePart> parts);
+  // background. `examination`: what the examiner found, when one was ordered; null when it sent nothing.
+  void submit_evidence(std::vector<EvidencePart> parts, const EvidencePart* examination = nullptr);
   void report_evidence();
   void tell_no_evidence(const std::string& why);
+  // Appends what the layers of an attempt of rank 0 made to RUN_DIR/layers.jsonl, as long as that has room.
+  void keep_layers(const LayerAttempt& attempt);
   // The run ends: waits for what is being written, as long as the policy says.
   void finish_evidence();
 
@@ -170,6 +175,8 @@ class Coordinator {
   // In coordinator_evidence.cc.
   std::optional<EvidenceOrder> order_evidence(const Incident& incident, const Decision& decision);
   void describe(const Incident& incident, const Decision& decision, BundleManifest* about) const;
+  void order_examination(const Incident& incident, EvidenceOrder* order);
+  void finish_examination(const std::vector<EvidencePart>& parts, const EvidencePart* examination);
   // In coordinator_checkpoints.cc.
   struct Rollback {
     GenerationId to;
@@ -210,6 +217,8 @@ class Coordinator {
   RunDescription description_;
   std::unique_ptr<EvidenceStore> evidence_;
   std::unique_ptr<BundleManifest> about_;  // the incident of which evidence is awaited
+  std::unique_ptr<LayerLog> layers_;       // once there is something to write
+  bool examines_ = false;                  // its first origin's attempt is made again by another rank, too
   bool keeps_record_ = false;
   bool resumed_ = false;
   bool taken_over_ = false;

@@ -28,6 +28,12 @@ struct EvidenceOrder {
   std::int64_t index = -1;
   int micro_batch = -1;
   bool of_update = false;  // the state is what went wrong, and not the attempt
+  // The attempt of `examined`, one of `ranks`, is made again by `examiner`, too. -1: by nobody.
+  int examined = -1;
+  int examiner = -1;
+  std::uint64_t examined_bytes = 0;  // that its batch may have
+
+  bool cross_examines() const { return examiner >= 0; }
 };
 
 // The same on every rank.

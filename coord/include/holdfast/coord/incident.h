@@ -87,7 +87,7 @@ struct Incident {
   std::vector<RankView> views;                   // of the ranks that had something to say, by rank
   std::optional<LossScaleView> loss_scale = {};  // when the trainer scales its loss
   std::vector<std::string> proven_tensors = {};  // when replicas differ: whose digests rank 0's group has
-  // When replicas differ, by rank: the name of its replica group. Empty when all ranks are of one.
+  // By rank: the name of its replica group. Empty when all ranks are of one.
   std::vector<std::string> replica_groups = {};
   bool closing = false;  // found after the last attempt: there is nothing left to skip
 

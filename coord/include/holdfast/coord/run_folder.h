@@ -40,6 +40,7 @@ class RunFolder {
   const std::string& holder() const { return holder_; }
 
   const std::string& path() const { return path_; }
+  std::string layers_path() const { return path_ + "/layers.jsonl"; }
   std::string ledger_path() const { return path_ + "/dropped.jsonl"; }
   std::string events_path() const { return path_ + "/events.jsonl"; }
 

@@ -21,6 +21,9 @@ class Suspects {
   // point at none of them.
   void count(const std::vector<std::string>& devices);
 
+  // An incident that was counted for `device` alone is not the device's: another one has computed the same.
+  void take_back(const std::string& device);
+
   bool is_suspect(const std::string& device) const;
 
   // For the run's memory: a device is not cleared by a restart.
