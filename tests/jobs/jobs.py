@@ -36,8 +36,11 @@ GRACE = 5  # seconds between mpirun's end and the last rank's
 def environment(marker, folder):
     values = dict(os.environ)
     values[MARKER] = marker
-    # A rank that is killed leaves its shared memory and mpirun's socket behind: here, and not in /dev/shm and /tmp.
-    values["OMPI_MCA_btl_vader_backing_directory"] = values["TMPDIR"] = str(folder)
+    # A rank that is killed leaves its shared memory and mpirun's socket behind: here, and not in /dev/shm and /tmp. A
+    # folder of its own, since two mpiruns that start at once fail over who makes theirs.
+    own = pathlib.Path(folder) / marker[:8]
+    own.mkdir(exist_ok=True)
+    values["OMPI_MCA_btl_vader_backing_directory"] = values["TMPDIR"] = str(own)
     values["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
     if os.geteuid() == 0:
         values["OMPI_ALLOW_RUN_AS_ROOT"] = values["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
