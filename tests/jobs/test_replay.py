@@ -96,12 +96,13 @@ class Searches(ReplayTest):
         self.assertEqual(factors, {row["factor"]: row["result"] for row in table["factors"]})
 
     def test_one_factor_of_an_optimizer_and_of_a_sample(self):
+        # Two in a row: a third might be refused while these are written.
         job = self.capture("--optimizer", "adamw", "--eps", 0, "--fault", "dead-unit", "--fault",
-                           "corrupt-record,attempt=7,rank=1", steps=8)
+                           "corrupt-record,attempt=1,rank=1", steps=2)
         bundles = self.bundles(job)
         said = self.search(bundles[0], "--one-factor")
         self.assertEqual("NOT_REPRODUCED", self.factors(said)["eps=1e-08"], said)
-        said = self.search(bundles[7], "--one-factor")
+        said = self.search(bundles[1], "--one-factor")
         self.assertEqual("NOT_REPRODUCED", self.factors(said)[f"sample.0.{BATCH - 1}=0"], said)
         self.assertIn("\nbits      the same in all ", said)
 
