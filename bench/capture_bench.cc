@@ -4,7 +4,6 @@
 //   capture_bench [FOLDER]     on the file system of FOLDER, by default the current folder
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -17,6 +16,7 @@
 #include "holdfast/coord/evidence/bundle.h"
 #include "holdfast/step_guard.h"
 #include "paired.h"
+#include "require.h"
 
 namespace {
 
@@ -26,13 +26,6 @@ using namespace holdfast::bench;
 constexpr int kTensors = 48;
 constexpr std::int64_t kElements = std::int64_t{1} << 20;  // of each: 192 MiB in all
 constexpr int kRounds = 15;
-
-void require(bool good, const std::string& what) {
-  if (good) return;
-  fmt::print(stderr, "capture_bench: {}\n", what);
-  std::exit(1);
-}
-void require(const Status& status) { require(status.ok(), status.to_string()); }
 
 // Any number of bundles in full, and everything skipped.
 constexpr const char* kPolicy =

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -20,6 +19,7 @@
 #include "holdfast/collectives/thread_collective.h"
 #include "holdfast/coord/storage/publication.h"
 #include "paired.h"
+#include "require.h"
 #include "part_file.h"
 
 namespace {
@@ -30,13 +30,6 @@ using namespace holdfast::bench;
 constexpr std::int64_t kTensors = 64;
 constexpr std::int64_t kElements = std::int64_t{1} << 20;  // of each: 256 MiB in all
 constexpr int kRounds = 15;
-
-void require(bool good, const std::string& what) {
-  if (good) return;
-  fmt::print(stderr, "checkpoint_bench: {}\n", what);
-  std::exit(1);
-}
-void require(const Status& status) { require(status.ok(), status.to_string()); }
 
 // Normal values, as weights and moments are.
 struct Model {

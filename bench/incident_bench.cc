@@ -2,25 +2,21 @@
 // the incident had, nor by how long a text it is that pretends to be one.
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "contest.h"
 #include "holdfast/coord/evidence/evidence.pb.h"
 #include "holdfast/coord/evidence/incident_report.h"
+#include "require.h"
 
 namespace holdfast {
 namespace {
 
+using bench::require;
+
 constexpr int kRounds = 9;
 constexpr double kLeastSeconds = 0.05;
-
-void require(bool good, const std::string& what) {
-  if (good) return;
-  fmt::print(stderr, "incident_bench: {}\n", what);
-  std::exit(1);
-}
 
 struct Size {
   std::string name;
