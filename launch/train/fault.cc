@@ -243,7 +243,10 @@ Status resolve_fault(const FaultSurface& surface, Fault* fault) {
 
 std::vector<Fault> faults_made_again(const std::vector<Fault>& faults) {
   std::vector<Fault> again = faults;
-  std::erase_if(again, [](const Fault& fault) { return fault.transient; });
+  std::erase_if(again, [](const Fault& fault) {
+    const bool is_told = fault.kind == Fault::Kind::kValue || fault.kind == Fault::Kind::kThrow;
+    return fault.transient || !is_told;
+  });
   return again;
 }
 

@@ -79,7 +79,8 @@ struct FaultSurface {
 // same answer on every rank, so that all of them leave before training.
 Status resolve_fault(const FaultSurface& surface, Fault* fault);
 
-// Those that strike again when the attempt is made again on the same rank.
+// Those that strike again when the attempt is made again on the same rank: values and exceptions. What stops, delays or
+// ends a process has done so, and tells nothing.
 std::vector<Fault> faults_made_again(const std::vector<Fault>& faults);
 // Those that strike again on another rank, too, which makes the attempt of what it was fed with: values that
 // were put into the input. All others stand for the device of the rank that they strike.

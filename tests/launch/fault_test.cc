@@ -253,6 +253,15 @@ TEST(FaultsMadeAgain, AreAllButTheTransientOnes) {
   EXPECT_EQ(specs(faults_made_again({resolved(often), resolved(once)})), std::vector<std::string>{often});
 }
 
+TEST(FaultsMadeAgain, AreValuesAndExceptionsAndNeverWhatStopsAProcess) {
+  const std::vector<Fault> all = {resolved("nan@loss,attempt=1"), resolved("throw@backward,attempt=1"),
+                                  resolved("stop@input,attempt=1,rank=0"),
+                                  resolved("kill@forward,attempt=1,rank=0"),
+                                  resolved("hang@forward,attempt=1,rank=0")};
+  EXPECT_EQ(specs(faults_made_again(all)),
+            (std::vector<std::string>{"nan@loss,attempt=1", "throw@backward,attempt=1"}));
+}
+
 TEST(FaultsOfTheData, AreValuesInTheInput) {
   const std::string data = "nan@input,attempt=1,rank=2";
   const std::vector<Fault> all = {resolved("nan@input,attempt=1,transient=yes"),
