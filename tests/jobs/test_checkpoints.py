@@ -114,7 +114,7 @@ class SlowResume(InterruptedTest):
 
     def test_whatever_ends_a_run_and_however_often_it_ends_as_if_nothing_had(self):
         """Two SIGKILLs of all its processes at once, then `holdfast stop`, then SIGUSR1 to mpirun."""
-        settings = {"steps": 400, "batch": 4}
+        settings = {"steps": 1200, "batch": 4}  # long enough to be stopped on a fast machine
         skips = ["--inject", "nan@backward,rank=1,every=37"]
         policy = "rate_rules { name: 'many' window_attempts: 100 max_skips: 50 }"
         reference = self.train(*skips, interval=20, policy=policy, **settings)
