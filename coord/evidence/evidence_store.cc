@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "holdfast/coord/evidence/evidence.pb.h"
 #include "holdfast/coord/printable.h"
 #include "holdfast/coord/storage/background_writer.h"
+#include "holdfast/coord/storage/outcome_queue.h"
 #include "holdfast/coord/storage/publication.h"
 
 namespace holdfast {
@@ -45,15 +45,13 @@ struct Job {
 class EvidenceStore::Impl {
  public:
   Impl(FileSystem& files, const std::string& incidents, const EvidenceOptions& options)
-      : files_(files), incidents_(incidents), options_(options) {
-    outcomes_.reserve(2 * kMostPending);
-  }
+      : files_(files), incidents_(incidents), options_(options) {}
 
   Status open();
   bool next_is_full() const;
   std::uint64_t tensor_bytes_left() const;
   void submit(BundleManifest about, std::vector<EvidencePart> parts);
-  std::vector<BundleOutcome> take_outcomes();
+  std::vector<BundleOutcome> take_outcomes() { return outcomes_.take(); }
   bool wait_for(std::chrono::milliseconds most) { return writer_.wait_for(most); }
 
  private:
@@ -77,10 +75,11 @@ class EvidenceStore::Impl {
   const std::string incidents_;
   const EvidenceOptions options_;
 
-  mutable std::mutex mutex_;  // guards the rest
+  mutable std::mutex mutex_;  // guards the next two
   Count used_;                // on disk
   Count pending_;             // submitted, and neither on disk nor given up
-  std::vector<BundleOutcome> outcomes_;
+
+  OutcomeQueue<BundleOutcome> outcomes_{2 * kMostPending};
 
   BackgroundWriter writer_{kMostPending};  // last: its jobs use all of the above
 };
@@ -251,21 +250,11 @@ void EvidenceStore::Impl::settle(const Claim& claim, BundleOutcome outcome) {
   tell(std::move(outcome));
 }
 
-// The vector has room for what is usual without asking for memory.
 void EvidenceStore::Impl::tell(BundleOutcome outcome) noexcept {
   try {
-    const std::lock_guard lock(mutex_);
-    outcomes_.push_back(std::move(outcome));
+    outcomes_.put(std::move(outcome));
   } catch (const std::bad_alloc&) {
   }
-}
-
-std::vector<BundleOutcome> EvidenceStore::Impl::take_outcomes() {
-  const std::lock_guard lock(mutex_);
-  std::vector<BundleOutcome> taken(std::make_move_iterator(outcomes_.begin()),
-                                   std::make_move_iterator(outcomes_.end()));
-  outcomes_.clear();
-  return taken;
 }
 
 // ---- the public face

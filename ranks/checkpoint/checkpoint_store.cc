@@ -6,13 +6,13 @@
 #include <cassert>
 #include <chrono>
 #include <exception>
-#include <mutex>
 
 #include "declared_state.h"
 #include "generation_folder.h"
 #include "holdfast/coord/event_log.h"
 #include "holdfast/coord/printable.h"
 #include "holdfast/coord/storage/background_writer.h"
+#include "holdfast/coord/storage/outcome_queue.h"
 #include "holdfast/coord/storage/publication.h"
 #include "part_reports.h"
 #include "restore.h"
@@ -74,7 +74,7 @@ class CheckpointStore::Impl {
   Status set_aside_newer(const GenerationId& newest);
 
   const Flight* flight() const { return flight_.get(); }
-  std::vector<CheckpointOutcome> take_outcomes();
+  std::vector<CheckpointOutcome> take_outcomes() { return outcomes_.take(); }
   std::vector<GenerationId> generations() const;
   void wait() { writer_.wait(); }
   bool wait_for(std::chrono::milliseconds most) { return writer_.wait_for(most); }
@@ -100,8 +100,7 @@ class CheckpointStore::Impl {
   std::shared_ptr<Flight> flight_;
   std::shared_ptr<Flight> abandoned_;  // the last one; its part may still be being written
 
-  std::mutex mutex_;
-  std::vector<CheckpointOutcome> outcomes_;  // guarded by mutex_
+  OutcomeQueue<CheckpointOutcome> outcomes_{kMostWaiting + 1};
 
   BackgroundWriter writer_{kMostWaiting};  // last: its jobs use all of the above
 };
@@ -220,8 +219,7 @@ void CheckpointStore::Impl::publish(const Flight& flight, const std::vector<Byte
     outcome.reason += outcome.id.name() + ": " + printable(e.what());
   }
   outcome.seconds = flight.seconds();
-  const std::lock_guard lock(mutex_);
-  outcomes_.push_back(std::move(outcome));
+  outcomes_.put(std::move(outcome));
 }
 
 void CheckpointStore::Impl::abandon(const std::string& why) {
@@ -236,8 +234,7 @@ void CheckpointStore::Impl::abandon(const std::string& why) {
   writer_.submit([this, flight = abandoned_, abandoned = std::move(outcome)]() mutable {
     folder_.discard(abandoned.id);
     abandoned.seconds = flight->seconds();
-    const std::lock_guard lock(mutex_);
-    outcomes_.push_back(std::move(abandoned));
+    outcomes_.put(std::move(abandoned));
   });
 }
 
@@ -258,11 +255,6 @@ Status CheckpointStore::Impl::set_aside_newer(const GenerationId& newest) {
     if (first.ok()) first = std::move(moved);
   }
   return first;
-}
-
-std::vector<CheckpointOutcome> CheckpointStore::Impl::take_outcomes() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(outcomes_, {});
 }
 
 std::vector<GenerationId> CheckpointStore::Impl::generations() const {
