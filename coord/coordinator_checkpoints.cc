@@ -40,6 +40,9 @@ void keep_history(const RunState& from, RunState* to) {
 void Coordinator::set_generations(std::vector<GenerationId> generations) {
   checkpoints_on_ = true;
   generations_ = std::move(generations);
+  std::erase_if(manifests_, [this](const auto& known) {
+    return std::ranges::find(generations_, known.first) == generations_.end();
+  });
 }
 
 std::string Coordinator::lineage() {
@@ -66,7 +69,8 @@ Decision Coordinator::go_back_or_end(const Decision& wanted, const Incident& inc
     return {Action::kAbort, choice.code, choice.why + ": " + wanted.reason};
   }
   rollback_ = Rollback{*choice.to, incident.attempt, incident.closing};
-  Decision decision{Action::kRollBack, StatusCode::kOk, "back to " + choice.to->name() + ": " + wanted.reason};
+  Decision decision{Action::kRollBack, StatusCode::kOk,
+                    "back to " + choice.to->name() + ": " + wanted.reason};
   decision.back_to = choice.to;
   return decision;
 }
@@ -87,6 +91,7 @@ Status Coordinator::restored(const RestoredState& at) {
   memory_->set_update(at.update);
   memory_->set_skips(at.skips);
   memory_->clear_restore_before();
+  manifests_[at.from] = at.manifest_sha256;
   for (const std::string& why : at.refused) std::fprintf(stderr, "holdfast: %s\n", printable(why).c_str());
   Json fields = {{"generation", at.from.name()}, {"generation_ranks", at.ranks}, {"refused", at.refused}};
   go_on_from_memory(std::exchange(rollback_, std::nullopt), std::move(fields));
@@ -143,6 +148,8 @@ void Coordinator::checkpoint_done(const CheckpointNews& news) {
     memory_->mutable_generation()->set_epoch(news.id.epoch);
     memory_->mutable_generation()->set_attempt(news.id.attempt);
     metrics_.set_last_known_good(news.id.attempt);
+    manifests_[news.id] = news.manifest_sha256;
+    fields["manifest_sha256"] = news.manifest_sha256;
     fields["bytes"] = news.bytes;
     fields["seconds"] = json_number(news.seconds);
     fields["removed"] = news.removed;

@@ -104,7 +104,8 @@ std::optional<EvidenceOrder> Coordinator::order_evidence(const Incident& inciden
   const std::uint64_t most_origins = policy_->evidence().max_full_origins();
   std::size_t others = 0;
   order.ranks = choose_ranks(incident, most_origins, &others);
-  order.full = evidence_->next_is_full();
+  const TensorAllowance room = evidence_->next();
+  order.full = room.bytes > 0;
   order.of_update = is_of_update(incident.verdict.kind);
   const std::vector<Origin> origins = incident.origins();
   if (!origins.empty()) {
@@ -118,12 +119,17 @@ std::optional<EvidenceOrder> Coordinator::order_evidence(const Incident& inciden
   }
   order.from_all = order.stage == Stage::kReduction && !order.of_update;
   if (order.full) {
-    const std::uint64_t left = evidence_->tensor_bytes_left();
-    order.state_bytes = left / 2;
-    order.bytes = left / 2 / std::max<std::size_t>(order.ranks.size(), 1);
+    order.state_bytes = room.bytes / 2;
+    order.bytes = room.bytes / 2 / std::max<std::size_t>(order.ranks.size(), 1);
   }
   about_ = std::make_unique<BundleManifest>();
   describe(incident, decision, about_.get());
+  if (!order.full) {
+    about_->set_compact(true);
+    Omitted* omitted = about_->add_omitted();
+    omitted->set_what("all tensors");
+    omitted->set_why(room.why);
+  }
   if (others > 0) {
     Omitted* omitted = about_->add_omitted();
     omitted->set_what(fmt::format("evidence of {} more origin{}", others, others == 1 ? "" : "s"));
@@ -208,6 +214,8 @@ void Coordinator::describe(const Incident& incident, const Decision& decision, B
   for (const std::string& fault : description_.injected) about->add_injected(fault);
   if (const auto before = newest_before(generations_, incident.attempt + 1)) {
     about->set_generation(before->name());
+    if (const auto known = manifests_.find(*before); known != manifests_.end())
+      about->set_generation_sha256(known->second);
     about->set_attempts_since_generation(incident.attempt - before->attempt);
   }
   about->set_owner(policy_->owner());

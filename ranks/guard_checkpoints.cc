@@ -142,8 +142,8 @@ Status StepGuard::Impl::restore() {
       const GenerationId id{from.position.epoch, from.position.attempt};
       mine = store_->set_aside_newer(id);
       if (mine.ok()) {
-        mine = coordinator_->restored(
-            {id, from.position.update, from.position.skips, from.ranks, from.memory, from.refused});
+        mine = coordinator_->restored({id, from.manifest_sha256, from.position.update, from.position.skips,
+                                       from.ranks, from.memory, from.refused});
       }
       tell_generations();
     }
@@ -223,6 +223,7 @@ void StepGuard::Impl::save_checkpoint() {
       coordinator_->checkpoint_done({{epoch_, attempt_},
                                      false,
                                      false,
+                                     "",
                                      store_->flight().name() + ", which was begun before, is not on disk yet",
                                      0,
                                      0,
@@ -245,8 +246,8 @@ void StepGuard::Impl::report_checkpoints() {
   for (CheckpointOutcome& outcome : store_->take_outcomes()) {
     std::erase(publishing_, outcome.id);
     coordinator_->checkpoint_done({outcome.id, outcome.published, outcome.non_finite,
-                                   std::move(outcome.reason), outcome.bytes, outcome.seconds,
-                                   std::move(outcome.removed)});
+                                   std::move(outcome.manifest_sha256), std::move(outcome.reason),
+                                   outcome.bytes, outcome.seconds, std::move(outcome.removed)});
     tell_generations();
   }
 }

@@ -126,7 +126,7 @@ std::string ReplayBundle::read_tensors() {
 std::string ReplayBundle::missing_batch() const {
   if (!attempt_.batch.empty()) return "";
   std::string missing = "the batch of rank " + std::to_string(attempt_.rank);
-  if (bundle_->manifest().compact()) missing += " (the bundle is compact: later incidents keep no tensors)";
+  if (bundle_->manifest().compact()) missing += " (the bundle is compact: it holds no tensors)";
   return missing;
 }
 
@@ -214,6 +214,9 @@ std::string ReplayBundle::read_checkpoint() {
     return fmt::format("{} is not clean: {}", where, report.faults.empty() ? "" : report.faults.front());
   Manifest generation;
   if (Status s = read_manifest(files_, checkpoints, id, &generation); !s.ok()) return s.message();
+  if (manifest.has_generation_sha256() && manifest.generation_sha256() != manifest_sha256(generation))
+    return fmt::format("{} is another than the one that the bundle names: its manifest's SHA-256 differs",
+                       where);
   std::optional<std::uint32_t> group;
   const auto named = std::ranges::find(generation.groups(), origin_->replica_group());
   if (named != generation.groups().end())

@@ -276,7 +276,8 @@ class Runner:
             record["bundles"] = {folder.name: clean for folder, clean in zip(folders, verdicts, strict=True)}
         for folder in folders:
             manifest = jobs.strict_json((folder / "manifest.json").read_text())
-            record["kinds"][folder.name] = manifest["kind"]
+            if not manifest["compact"]:
+                record["kinds"][folder.name] = manifest["kind"]
 
     def replay(self, draw):
         """Of those that can be made again, at most so many, by lot."""

@@ -3,7 +3,7 @@
 ROWS = ("rounds", "jobs", "attempts", "updates", None, "incidents", "rollbacks", "aborts", "orderly stops", "kills", "cuts",
         "stuck ranks", "slow ranks", "resumes", "refused starts", "lossy jobs", "segments sent again",
         "proofs of replicas", "proofs not counted, jobs cut short", "digests compared", "reference runs", "divergences found", "mismatches", "survivors",
-        "bundles written", "bundles refused, disk too slow", "bundles verified", "bundles replayed",
+        "bundles written", "bundles without tensors, disk too slow", "bundles verified", "bundles replayed",
         "faults injected", "faults attributed")
 
 

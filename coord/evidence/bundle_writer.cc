@@ -144,6 +144,8 @@ void BundleWriter::tell_of_tensors() {
     bytes += tensor.data.size();
   }
   std::erase_if(tensors_, [](const Tensor& tensor) { return !tensor.why.empty(); });
+  for (const Omitted& omitted : manifest_.omitted())
+    note(printable(omitted.what()) + " left out: " + printable(omitted.why()));
   if (count > 0) note(fmt::format("{} tensors of {} bytes left out: {}", count, bytes, why));
   manifest_.set_compact(tensors_.empty());
 }

@@ -9,16 +9,11 @@
 
 #include "holdfast/collectives/status.h"
 #include "holdfast/coord/evidence/evidence.pb.h"
+#include "holdfast/coord/evidence/evidence_store.h"
 #include "holdfast/coord/generation_id.h"
 #include "holdfast/coord/storage/file_system.h"
 
 namespace holdfast {
-
-// How many bytes of tensors a bundle may hold, and what hinders it from holding more.
-struct TensorAllowance {
-  std::uint64_t bytes = 0;
-  std::string why;
-};
 
 class BundleWriter {
  public:

@@ -23,14 +23,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One that is written and one that waits: so much of the ranks' evidence is in memory at most.
-constexpr int kMostPending = 2;
+constexpr int kMostPending = 16;
+// One that is written and one that waits: so much of the ranks' tensors is in memory at most.
+constexpr int kMostHolding = 2;
 
 // What a bundle was promised when it was submitted, and gives back when it is written.
 struct Claim {
   bool full = false;
+  bool holds = false;  // tensors, in memory
   TensorAllowance tensors;
 };
+
+bool holds_tensors(const std::vector<EvidencePart>& parts) {
+  return std::ranges::any_of(parts, [](const EvidencePart& part) { return part.tensors_size() > 0; });
+}
 
 struct Job {
   GenerationId id;
@@ -48,8 +54,7 @@ class EvidenceStore::Impl {
       : files_(files), incidents_(incidents), options_(options) {}
 
   Status open();
-  bool next_is_full() const;
-  std::uint64_t tensor_bytes_left() const;
+  TensorAllowance next() const;
   void submit(BundleManifest about, std::vector<EvidencePart> parts);
   std::vector<BundleOutcome> take_outcomes() { return outcomes_.take(); }
   bool wait_for(std::chrono::milliseconds most) { return writer_.wait_for(most); }
@@ -64,8 +69,8 @@ class EvidenceStore::Impl {
   void count(const std::string& name);
   Status start_thread();
   std::uint64_t left() const;
-  Claim next_claim(bool compact) const;
-  std::string why_refused() const;
+  TensorAllowance allowance() const;
+  std::string why_refused(bool holds) const;
   void settle(const Claim& claim, BundleOutcome outcome);
   void tell(BundleOutcome outcome) noexcept;
   void run(Job& job);
@@ -75,9 +80,10 @@ class EvidenceStore::Impl {
   const std::string incidents_;
   const EvidenceOptions options_;
 
-  mutable std::mutex mutex_;  // guards the next two
+  mutable std::mutex mutex_;  // guards the next three
   Count used_;                // on disk
   Count pending_;             // submitted, and neither on disk nor given up
+  int holding_ = 0;           // of them
 
   OutcomeQueue<BundleOutcome> outcomes_{2 * kMostPending};
 
@@ -127,30 +133,25 @@ std::uint64_t EvidenceStore::Impl::left() const {
   return std::min(options_.bundle_quota_bytes, of_run);
 }
 
-Claim EvidenceStore::Impl::next_claim(bool compact) const {
-  if (compact) return {false, {0, "the bundle is to be compact"}};
-  if (used_.full + pending_.full >= options_.full_incidents) {
-    return {false, {0, fmt::format("the first {} incidents are kept in full", options_.full_incidents)}};
-  }
+TensorAllowance EvidenceStore::Impl::allowance() const {
+  if (used_.full + pending_.full >= options_.full_incidents)
+    return {0, fmt::format("the first {} incidents are kept in full", options_.full_incidents)};
   const std::uint64_t bytes = left();
-  if (bytes == 0) return {false, {0, "the run's quota is used up"}};
-  const bool of_bundle = bytes == options_.bundle_quota_bytes;
-  return {true, {bytes, of_bundle ? "the quota of a bundle" : "the quota of the run"}};
+  if (bytes == 0) return {0, "the run's quota is used up"};
+  return {bytes, bytes == options_.bundle_quota_bytes ? "the quota of a bundle" : "the quota of the run"};
 }
 
-bool EvidenceStore::Impl::next_is_full() const {
+TensorAllowance EvidenceStore::Impl::next() const {
   const std::lock_guard lock(mutex_);
-  return why_refused().empty() && next_claim(false).full;
+  std::string refused = why_refused(true);
+  return refused.empty() ? allowance() : TensorAllowance{0, std::move(refused)};
 }
 
-std::uint64_t EvidenceStore::Impl::tensor_bytes_left() const {
-  const std::lock_guard lock(mutex_);
-  return why_refused().empty() ? next_claim(false).tensors.bytes : 0;
-}
-
-// "" when the next bundle is taken.
-std::string EvidenceStore::Impl::why_refused() const {
-  if (pending_.bundles >= kMostPending) return "one bundle is still being written and another waits";
+// "" when one that holds tensors, or none, is taken.
+std::string EvidenceStore::Impl::why_refused(bool holds) const {
+  if (holds && holding_ >= kMostHolding)
+    return "one bundle with tensors is still being written and another waits";
+  if (pending_.bundles >= kMostPending) return fmt::format("{} bundles wait to be written", kMostPending);
   if (used_.bundles + pending_.bundles >= options_.most_bundles) {
     return fmt::format("there are {} bundles already, the most that are kept of a run",
                        options_.most_bundles);
@@ -171,10 +172,15 @@ void EvidenceStore::Impl::submit(BundleManifest about, std::vector<EvidencePart>
     job->submitted = Clock::now();
     {
       const std::lock_guard lock(mutex_);
-      outcome.reason = why_refused();
+      claim.holds = holds_tensors(job->parts);
+      outcome.reason = why_refused(claim.holds);
       if (outcome.reason.empty()) {
-        claim = job->claim = next_claim(job->about.compact());
+        claim.tensors =
+            job->about.compact() ? TensorAllowance{0, "the bundle is to be compact"} : allowance();
+        claim.full = claim.tensors.bytes > 0;
+        job->claim = claim;
         ++pending_.bundles;
+        holding_ += claim.holds ? 1 : 0;
         pending_.full += claim.full ? 1 : 0;
         pending_.bytes += claim.tensors.bytes;
         claimed = true;
@@ -241,6 +247,7 @@ void EvidenceStore::Impl::settle(const Claim& claim, BundleOutcome outcome) {
   {
     const std::lock_guard lock(mutex_);
     --pending_.bundles;
+    holding_ -= claim.holds ? 1 : 0;
     pending_.full -= claim.full ? 1 : 0;
     pending_.bytes -= claim.tensors.bytes;
     used_.bundles += outcome.bytes > 0 ? 1 : 0;
@@ -270,8 +277,7 @@ Status EvidenceStore::create(FileSystem& files, const std::string& incidents, co
   return Status();
 }
 
-bool EvidenceStore::next_is_full() const { return impl_->next_is_full(); }
-std::uint64_t EvidenceStore::tensor_bytes_left() const { return impl_->tensor_bytes_left(); }
+TensorAllowance EvidenceStore::next() const { return impl_->next(); }
 void EvidenceStore::submit(BundleManifest about, std::vector<EvidencePart> parts) {
   impl_->submit(std::move(about), std::move(parts));
 }

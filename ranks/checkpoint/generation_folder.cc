@@ -66,6 +66,7 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
     return;
   }
   outcome->published = true;
+  outcome->manifest_sha256 = manifest_sha256(manifest);
   {
     const std::lock_guard lock(mutex_);
     stored_.push_back({id, outcome->bytes});

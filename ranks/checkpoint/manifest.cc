@@ -221,6 +221,9 @@ std::string encode_manifest(const Manifest& manifest) {
   return file.SerializeAsString();
 }
 
+// The canonical encoding is the only one that is read back.
+std::string manifest_sha256(const Manifest& manifest) { return hex(sha256(encode_manifest(manifest))); }
+
 Status decode_manifest(std::string_view bytes, Manifest* out) {
   out->Clear();
   if (bytes.size() > kLargestManifest) return damaged("it is larger than 256 MB");

@@ -7,7 +7,6 @@
 
 #include "generation_loader.h"
 #include "holdfast/coord/printable.h"
-#include "holdfast/coord/storage/sha256.h"
 
 namespace holdfast {
 namespace {
@@ -17,9 +16,6 @@ constexpr std::size_t kMostCandidates = 64;
 // Of something that another generation may do without.
 Status unusable(const std::string& why) { return {StatusCode::kNoCleanGeneration, why}; }
 bool is_unusable(const Status& status) { return status.code() == StatusCode::kNoCleanGeneration; }
-
-// The canonical encoding is the only one that read_manifest() takes, so this is the digest of the file.
-std::string digest_of(const Manifest& manifest) { return sha256(encode_manifest(manifest)); }
 
 class Restorer {
  public:
@@ -89,7 +85,7 @@ Bytes Restorer::next_turn() {
       set_aside(id, s.message());
       continue;
     }
-    return id.name() + kTurnEnd + digest_of(manifest_);
+    return id.name() + kTurnEnd + manifest_sha256(manifest_);
   }
   const std::string where = printable(from_.folder.path());
   return kTurnEnd + (out_->refused.empty() ? "no generation to restore in " + where
@@ -140,6 +136,7 @@ Status Restorer::attempt(const GenerationId& id, const std::string& digest) {
   }
   out_->position = {manifest_.epoch(), manifest_.attempt(), manifest_.update(), manifest_.skips()};
   out_->ranks = manifest_.ranks();
+  out_->manifest_sha256 = digest;
   if (is_rank_0()) out_->memory = manifest_.memory();
   return Status();
 }
@@ -148,7 +145,7 @@ Status Restorer::see(const GenerationId& id, const std::string& digest) {
   if (is_rank_0()) return Status();  // as examined
   const Status read = read_manifest(from_.files, from_.folder.path(), id, &manifest_);
   if (!read.ok()) return unusable(read.message());
-  return digest_of(manifest_) == digest ? Status() : unusable("the manifest is another than rank 0's");
+  return manifest_sha256(manifest_) == digest ? Status() : unusable("the manifest is another than rank 0's");
 }
 
 Status Restorer::match() const {

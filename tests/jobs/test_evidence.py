@@ -408,7 +408,7 @@ class Bundles(EvidenceTest):
             self.assertEqual(["manifest.json", "manifest.pb", "report.json", "report.md"],
                              sorted(path.name for path in bundle.iterdir()))
         _, done = self.assert_replays((REPRODUCED, full), (NOT_REPLAYABLE, compact[0]))
-        self.assertIn("\nmissing   the batch of rank 1 (the bundle is compact: later incidents keep no tensors)\n",
+        self.assertIn("\nmissing   the batch of rank 1 (the bundle is compact: it holds no tensors)\n",
                       done.stdout)
         self.assert_whole(job, 3)
 

@@ -1,5 +1,6 @@
 """The fewest samples that still make an attempt fail, and one factor at a time, on what real jobs have recorded."""
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -140,6 +141,29 @@ class Searches(ReplayTest):
         self.assertTrue(self.line(done.stdout, "shrunk").startswith(f"1 of {BATCH} samples: 0.{BATCH - 1} "), done)
         other = self.replay(bundle, options=["--data", "/usr/share/common-licenses"])
         self.assert_replay(NOT_REPLAYABLE, other)
+
+    def test_a_checkpoint_that_is_not_the_one_the_bundle_names(self):
+        """Same epoch, same attempt, clean, and of another run: told by the digest of its manifest."""
+        settings = {"ranks": 2, "batch": BATCH, "policy": "evidence { full_incidents: 0 }"}
+        first, other = (self.train("--checkpoint-interval", 1000, "--evaluate", 1, "--seed", seed, steps=2, **settings)
+                        for seed in (1, 2))
+        job = self.train("--checkpoint-interval", 1000, "--evaluate", 1, "--resume", "--fault",
+                         "corrupt-record,attempt=2,rank=1", run_dir=first.run_dir, steps=4, **settings)
+        (bundle,) = self.bundles(job).values()
+        name = "e0001-a0000000002"
+        generation = first.run_dir / "checkpoints" / name
+        digest = hashlib.sha256((generation / "manifest.pb").read_bytes()).hexdigest()
+        (published,) = [event for event in job.named_events("checkpoint_published") if event["generation"] == name]
+        manifest = strict_json((bundle / "manifest.json").read_text())
+        self.assertEqual((name, digest, digest),
+                         (manifest["generation"], manifest["generation_sha256"], published["manifest_sha256"]))
+        self.assertIn(digest, (bundle / "report.md").read_text())
+        self.assert_replay(REPRODUCED, self.replay(bundle, options=["--data", self.data]))
+        shutil.rmtree(generation)
+        shutil.copytree(other.run_dir / "checkpoints" / name, generation)
+        done = self.replay(bundle, options=["--data", self.data])
+        self.assert_replay(NOT_REPLAYABLE, done)
+        self.assertIn("checkpoint e0001-a0000000002 of the run is another than the one that the bundle names", done.stdout)
 
     def test_usage(self):
         for options in (["--shrink"], ["--one-factor"]):

@@ -242,7 +242,7 @@ TEST(Replay, ACompactBundleSaysThatTheBatchIsMissing) {
   run.policy = "evidence { full_incidents: 0 }";
   TinyTrainer trainer;
   expect_missing(record_tiny(dir, run), trainer.replayed(),
-                 "the batch of rank 1 (the bundle is compact: later incidents keep no tensors)");
+                 "the batch of rank 1 (the bundle is compact: it holds no tensors)");
 }
 
 TEST(Replay, ABatchThatTheQuotaHasCutIsNotReplayedInPart) {
@@ -359,9 +359,9 @@ TEST(Replay, ACompactBundleIsReplayedWithABatchThatTheTrainerMakesAgain) {
   ReplayTrainer loading = trainer.replayed();
   expect_missing(bundle, loading, "the batch of rank 1 (the bundle is compact");
   loading.load_batch = [](RecordedAttempt*) -> Status { throw 7; };
-  expect_missing(bundle, loading, "keep no tensors); exception of unknown type");
+  expect_missing(bundle, loading, "holds no tensors); exception of unknown type");
   loading.load_batch = [](RecordedAttempt*) -> Status { throw std::runtime_error("no data \x1b"); };
-  expect_missing(bundle, loading, "keep no tensors); no data \\x1b");
+  expect_missing(bundle, loading, "holds no tensors); no data \\x1b");
   loading.load_batch = [](RecordedAttempt* attempt) {
     EXPECT_NE(attempt->fact("samples.0"), nullptr);
     TinyBatch batch;

@@ -35,7 +35,7 @@ TEST(CanonicalTest, TheFormIsPinnedByteForByte) {
   golden.pop_back();
   EXPECT_EQ(
       evidence_content_id(sha256(golden)),
-      "training-incident-evidence@sha256:c4f65253a4efe5b86857b21bdb3f312fd851a31f28f777dac27610615d93b295");
+      "training-incident-evidence@sha256:480e93d861222d12adcd8619e2a15ec955360bed23b68a458924de264f8c1c28");
 }
 
 // Calls `visit(message, field)` for each field that is present, at any depth.

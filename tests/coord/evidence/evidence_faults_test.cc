@@ -127,7 +127,7 @@ TEST(EvidenceFaultsTest, ADiskThatFillsUpOnTheWayLeavesNoneAndTheNextIsWrittenWh
     EXPECT_EQ(names, std::vector<std::string>{});
   }
   files.space_is_back();
-  EXPECT_TRUE(store->next_is_full());
+  EXPECT_GT(store->next().bytes, 0u);
   EXPECT_TRUE(submit_and_wait(*store, sample_about(), sample_parts()).published);
 }
 
@@ -198,8 +198,7 @@ TEST(EvidenceFaultsTest, OnADiskThatHangsNobodyWaitsAndTheThirdIsRefused) {
   store->submit(sample_about(1), sample_parts());
   files.wait_for_a_writer();
   store->submit(sample_about(2), sample_parts());
-  EXPECT_FALSE(store->next_is_full());
-  EXPECT_EQ(store->tensor_bytes_left(), 0u);
+  EXPECT_EQ(store->next().bytes, 0u);
   for (std::uint64_t attempt = 3; attempt < 10; ++attempt)
     store->submit(sample_about(attempt), sample_parts());
   EXPECT_FALSE(store->wait_for(milliseconds(20)));
@@ -208,8 +207,9 @@ TEST(EvidenceFaultsTest, OnADiskThatHangsNobodyWaitsAndTheThirdIsRefused) {
   ASSERT_EQ(outcomes.size(), 7u);
   for (const BundleOutcome& outcome : outcomes) {
     EXPECT_FALSE(outcome.published);
-    EXPECT_EQ(outcome.reason,
-              outcome.id.name() + " refused: one bundle is still being written and another waits");
+    EXPECT_EQ(
+        outcome.reason,
+        outcome.id.name() + " refused: one bundle with tensors is still being written and another waits");
   }
   files.open();
   EXPECT_TRUE(store->wait_for(kLongEnough));
@@ -217,7 +217,36 @@ TEST(EvidenceFaultsTest, OnADiskThatHangsNobodyWaitsAndTheThirdIsRefused) {
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_TRUE(outcomes[0].published && outcomes[1].published);
   EXPECT_GE(outcomes[0].seconds, 0.02);
-  EXPECT_TRUE(store->next_is_full());
+  EXPECT_GT(store->next().bytes, 0u);
+}
+
+// What has no tensors in memory waits for the disk.
+TEST(EvidenceFaultsTest, OnADiskThatHangsBundlesWithoutTensorsWaitUpToACap) {
+  TempDir temp;
+  GatedFileSystem files;
+  auto store = open_store(temp / "incidents", {}, files);
+  files.close();
+  std::vector<EvidencePart> bare = sample_parts();
+  for (EvidencePart& part : bare) part.clear_tensors();
+  store->submit(sample_about(1), sample_parts());
+  files.wait_for_a_writer();
+  store->submit(sample_about(2), sample_parts());
+  EXPECT_EQ(store->next().why, "one bundle with tensors is still being written and another waits");
+  for (std::uint64_t attempt = 3; attempt <= 17; ++attempt) store->submit(sample_about(attempt), bare);
+  EXPECT_EQ(store->next().why, "one bundle with tensors is still being written and another waits");
+  std::vector<BundleOutcome> outcomes = store->take_outcomes();
+  ASSERT_EQ(outcomes.size(), 1u);
+  EXPECT_EQ(outcomes[0].reason, "e0001-a0000000017 refused: 16 bundles wait to be written");
+  files.open();
+  ASSERT_TRUE(store->wait_for(kLongEnough));
+  outcomes = store->take_outcomes();
+  ASSERT_EQ(outcomes.size(), 16u);
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    EXPECT_TRUE(outcomes[i].published) << outcomes[i].reason;
+    EXPECT_EQ(outcomes[i].id.attempt, i + 1);
+    EXPECT_EQ(outcomes[i].compact, i >= 2);
+  }
+  EXPECT_GT(store->next().bytes, 0u);
 }
 
 // While two wait, what each may hold is not promised to the other.
@@ -230,7 +259,7 @@ TEST(EvidenceFaultsTest, QuotasHoldOverBundlesThatAreNotYetWritten) {
   auto store = open_store(temp / "incidents", options, files);
   files.close();
   store->submit(sample_about(1), sample_parts());
-  EXPECT_FALSE(store->next_is_full());
+  EXPECT_EQ(store->next().bytes, 0u);
   store->submit(sample_about(2), sample_parts());
   files.open();
   ASSERT_TRUE(store->wait_for(kLongEnough));

@@ -57,8 +57,7 @@ class EvidenceStoreTest : public ::testing::Test {
 
 TEST_F(EvidenceStoreTest, WhatTwoRanksContributedIsReadBack) {
   auto store = open_store(incidents_);
-  EXPECT_TRUE(store->next_is_full());
-  EXPECT_EQ(store->tensor_bytes_left(), options_.bundle_quota_bytes);
+  EXPECT_EQ(store->next().bytes, options_.bundle_quota_bytes);
   const BundleOutcome outcome = write(*store);
   ASSERT_TRUE(outcome.published) << outcome.reason;
   EXPECT_EQ(outcome.reason, "");
@@ -211,10 +210,9 @@ TEST_F(EvidenceStoreTest, AfterTheFirstIncidentsBundlesAreCompactAndHoldEverythi
   options_.full_incidents = 2;
   auto store = open_store(incidents_, options_);
   EXPECT_FALSE(write(*store, 1).compact);
-  EXPECT_TRUE(store->next_is_full());
+  EXPECT_GT(store->next().bytes, 0u);
   EXPECT_FALSE(write(*store, 2).compact);
-  EXPECT_FALSE(store->next_is_full());
-  EXPECT_EQ(store->tensor_bytes_left(), 0u);
+  EXPECT_EQ(store->next().bytes, 0u);
   const BundleOutcome third = write(*store, 3);
   EXPECT_TRUE(third.published);
   EXPECT_TRUE(third.compact);
@@ -234,13 +232,13 @@ TEST_F(EvidenceStoreTest, OneThatHasNoTensorsDoesNotCountAsFull) {
   options_.full_incidents = 1;
   auto store = open_store(incidents_, options_);
   EXPECT_TRUE(submit_and_wait(*store, sample_about(1), {}).compact);
-  EXPECT_TRUE(store->next_is_full());
+  EXPECT_GT(store->next().bytes, 0u);
   BundleManifest asked = sample_about(2);
   asked.set_compact(true);
   EXPECT_TRUE(submit_and_wait(*store, asked, sample_parts()).compact);
-  EXPECT_TRUE(store->next_is_full());
+  EXPECT_GT(store->next().bytes, 0u);
   EXPECT_FALSE(write(*store, 3).compact);
-  EXPECT_FALSE(store->next_is_full());
+  EXPECT_EQ(store->next().bytes, 0u);
 }
 
 TEST_F(EvidenceStoreTest, ALaterStoreGoesOnWhereTheEarlierOneWas) {
@@ -256,12 +254,11 @@ TEST_F(EvidenceStoreTest, ALaterStoreGoesOnWhereTheEarlierOneWas) {
   write_file(incidents_ + "/.e0001-a0000000003.partial/manifest.pb", "half");
   options_.run_quota_bytes = used + 10;
   auto store = open_store(incidents_, options_);
-  EXPECT_FALSE(store->next_is_full());
+  EXPECT_EQ(store->next().bytes, 0u);
   EXPECT_EQ(names_in(incidents_), (std::vector<std::string>{"e0001-a0000000001", "e0001-a0000000002"}));
   options_.full_incidents = 3;
   store = open_store(incidents_, options_);
-  EXPECT_TRUE(store->next_is_full());
-  EXPECT_EQ(store->tensor_bytes_left(), 10u);
+  EXPECT_EQ(store->next().bytes, 10u);
   EXPECT_TRUE(write(*store, 4).published);
   const BundleOutcome refused = write(*store, 5);
   EXPECT_FALSE(refused.published);
@@ -274,11 +271,11 @@ TEST_F(EvidenceStoreTest, ALaterStoreGoesOnWhereTheEarlierOneWas) {
 TEST_F(EvidenceStoreTest, WhenTheRunsQuotaIsUsedUpBundlesAreCompact) {
   options_.run_quota_bytes = 100;
   auto store = open_store(incidents_, options_);
-  EXPECT_EQ(store->tensor_bytes_left(), 100u);
+  EXPECT_EQ(store->next().bytes, 100u);
   const BundleOutcome first = submit_and_wait(*store, sample_about(1), sample_parts());
   EXPECT_FALSE(first.compact);
   EXPECT_EQ(first.reason, "1 tensors of 32 bytes left out: the quota of the run");
-  EXPECT_FALSE(store->next_is_full());
+  EXPECT_EQ(store->next().bytes, 0u);
   const BundleOutcome second = write(*store, 2);
   EXPECT_TRUE(second.published);
   EXPECT_TRUE(second.compact);

@@ -45,6 +45,7 @@ struct RunDescription {
 // A generation that all ranks have loaded.
 struct RestoredState {
   GenerationId from;
+  std::string manifest_sha256;  // in hexadecimal, of its manifest
   std::uint64_t update = 0;
   std::uint64_t skips = 0;
   std::uint64_t ranks = 0;           // of the run that wrote it
@@ -56,8 +57,9 @@ struct RestoredState {
 struct CheckpointNews {
   GenerationId id;
   bool published = false;
-  bool non_finite = false;  // refused for that
-  std::string reason;       // why it is not published; or what went wrong beside
+  bool non_finite = false;      // refused for that
+  std::string manifest_sha256;  // of a published one, in hexadecimal
+  std::string reason;           // why it is not published; or what went wrong beside
   std::uint64_t bytes = 0;
   double seconds = 0;
   std::vector<std::string> removed;  // older ones
@@ -211,9 +213,10 @@ class Coordinator {
   EventLog ledger_;
   std::optional<DroppedData> dropped_;
   bool checkpoints_on_ = false;
-  std::vector<GenerationId> generations_;  // on disk, oldest first
-  std::optional<Rollback> rollback_;       // decided, not carried out yet
-  bool do_not_requeue_ = false;            // the running incident ends the run for good
+  std::vector<GenerationId> generations_;          // on disk, oldest first
+  std::map<GenerationId, std::string> manifests_;  // SHA-256 of theirs, as far as known
+  std::optional<Rollback> rollback_;               // decided, not carried out yet
+  bool do_not_requeue_ = false;                    // the running incident ends the run for good
   RunDescription description_;
   std::unique_ptr<EvidenceStore> evidence_;
   std::unique_ptr<BundleManifest> about_;  // the incident of which evidence is awaited

@@ -42,6 +42,7 @@ struct CheckpointOutcome {
   bool published = false;
   bool non_finite = false;  // refused for that; `reason` names tensor, index and rank
   std::string reason;       // when it was not published; what went wrong beside, such as with removing old ones
+  std::string manifest_sha256;  // of a published one, see generation.h
   std::uint64_t bytes = 0;
   double seconds = 0;                 // from save() to publication
   std::vector<std::string> removed;   // names of older generations that are not kept any longer
@@ -49,6 +50,7 @@ struct CheckpointOutcome {
 
 struct RestoredGeneration {
   RunPosition position;  // as it was saved; the same on every rank
+  std::string manifest_sha256;  // see generation.h
   Bytes memory;          // what rank 0 passed to save(); on rank 0 only
   std::uint64_t ranks = 0;            // of the run that wrote it
   std::vector<std::string> refused;   // newer ones, and why, newest first; on rank 0 only

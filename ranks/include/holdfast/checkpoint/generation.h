@@ -43,6 +43,9 @@ std::string encode_manifest(const Manifest& manifest);
 // Why `bytes` are none that encode_manifest() gave of a sound manifest; ok when they are. For
 // read_manifest(), and for bytes that came another way.
 Status decode_manifest(std::string_view bytes, Manifest* out);
+// SHA-256 of that file, in hexadecimal: it has a digest of every part, so it stands for the generation's
+// every byte.
+std::string manifest_sha256(const Manifest& manifest);
 
 // Files in the generation's folder that look like parts and are not in its manifest (`extra`), and that look
 // like nothing of ours (`strangers`). INTERNAL when the folder cannot be read.

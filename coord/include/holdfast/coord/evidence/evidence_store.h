@@ -32,6 +32,13 @@ struct EvidenceOptions {
   std::uint64_t most_bundles = 1000;  // compact ones included; later ones are refused
 };
 
+// How many bytes of tensors a bundle may hold, and what hinders it from holding more. None at all: it is a
+// compact one.
+struct TensorAllowance {
+  std::uint64_t bytes = 0;
+  std::string why;
+};
+
 struct BundleOutcome {
   GenerationId id;  // epoch and attempt of the incident; its name is the folder's
   bool published = false;
@@ -51,14 +58,13 @@ class EvidenceStore {
                        std::unique_ptr<EvidenceStore>* out);
   ~EvidenceStore();  // waits for what is being written
 
-  // Whether the next bundle is one with tensors: then what the ranks contribute is worth sending. How many
-  // bytes of tensors it may hold.
-  bool next_is_full() const;
-  std::uint64_t tensor_bytes_left() const;
+  // For the next bundle: so many bytes of tensors are worth sending.
+  TensorAllowance next() const;
 
   // Takes the parts, with their tensors' data, and writes the bundle in the background. `about` is what is
-  // known of the incident, without `parts` and `files`; with `compact` set, its tensors are left out. When a
-  // bundle is still being written and another waits, this one is refused, in an outcome, and never waits.
+  // known of the incident, without `parts` and `files`; with `compact` set, its tensors are left out. Never
+  // waits: a bundle for which there is no room among those that are not yet written is refused, in an
+  // outcome. Two hold their tensors in memory at most; more wait without any.
   //
   // Tensors beyond the quotas or the room on disk are left out, those of STATE first, then SEEN, then BATCH,
   // the largest first: they are in `omitted` of their part. So are those that are no tensors of the
