@@ -149,11 +149,12 @@ class Searches(ReplayTest):
                         for seed in (1, 2))
         job = self.train("--checkpoint-interval", 1000, "--evaluate", 1, "--resume", "--fault",
                          "corrupt-record,attempt=2,rank=1", run_dir=first.run_dir, steps=4, **settings)
-        (bundle,) = self.bundles(job).values()
+        (bundle,) = (job.run_dir / "incidents").iterdir()
         name = "e0001-a0000000002"
         generation = first.run_dir / "checkpoints" / name
         digest = hashlib.sha256((generation / "manifest.pb").read_bytes()).hexdigest()
-        (published,) = [event for event in job.named_events("checkpoint_published") if event["generation"] == name]
+        (published,) = [event for event in job.events
+                        if event["event"] == "checkpoint_published" and event["generation"] == name]
         manifest = strict_json((bundle / "manifest.json").read_text())
         self.assertEqual((name, digest, digest),
                          (manifest["generation"], manifest["generation_sha256"], published["manifest_sha256"]))
