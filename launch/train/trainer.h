@@ -1,18 +1,25 @@
-// The training loop of guarded_train.
+// guarded_train, from its options to its end.
 #pragma once
 
 #include <mpi.h>
 
+#include <memory>
+
 #include "holdfast/collectives/collective.h"
+#include "train/ending.h"
 #include "train/options.h"
+
+namespace holdfast {
+class StepGuard;
+}
 
 namespace holdfast::train {
 
-// How a run ended on this rank.
-struct Ending {
-  Status status;
-  bool agreed = true;  // false: other ranks may be gone, so leave with _exit and without MPI_Finalize
-};
+struct Preparation;
+
+// The guard that `options` ask for; none with --guard off. Collective.
+Status make_guard(const Options& options, const Preparation& prepared, Collective& collective,
+                  std::unique_ptr<StepGuard>* out);
 
 // Trains as `options` say, over all ranks of `communicator`; `collective` covers the same ranks. Collective.
 // `parsed` is what reading the command line gave on this rank. Prints to stdout and stderr, mostly on rank 0.
