@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace holdfast::bench {
@@ -14,6 +16,17 @@ namespace holdfast::bench {
 inline double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
+}
+
+// Of the median of many independent values, 95 %: from the binomial distribution of how many lie below it.
+inline std::pair<double, double> median_interval(std::vector<double> values) {
+  std::ranges::sort(values);
+  const double count = static_cast<double>(values.size());
+  const double reach = 0.98 * std::sqrt(count);
+  const auto at = [&](double place) {
+    return values[static_cast<std::size_t>(std::clamp(place, 0.0, count - 1))];
+  };
+  return {at(std::floor(count / 2 - reach)), at(std::ceil(count / 2 + reach))};
 }
 
 inline double seconds(const std::function<void()>& run) {
