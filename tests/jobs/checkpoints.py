@@ -1,10 +1,9 @@
 """Runs with checkpoints, and what two of them are compared by."""
 
 import os
-import pathlib
 import signal
 
-from jobs import PATIENCE, JobTest, generations, until
+from jobs import JobTest, generations, wait_for_stop
 
 class CheckpointTest(JobTest):
     """Runs of ten attempts with a checkpoint before attempts 0, 3, 6 and 9, and one at the end."""
@@ -38,15 +37,9 @@ class CheckpointTest(JobTest):
         command = self.trainer(*self.OPTIONS, "--checkpoint-interval", self.INTERVAL, *options, "--inject",
                                f"stop@input,rank=0,attempt={attempt},epoch=1", run_dir=run_dir, steps=10)
         job = self.start(ranks, command, run_dir)
-        until(lambda: f"at attempt {attempt}\n" in job.err, PATIENCE, "the fault")
-        rank_0 = job.pids()[0]
-        until(lambda: state_of(rank_0) == "T", PATIENCE, "rank 0 stopped")
+        rank_0 = wait_for_stop(job, attempt)
         os.kill(rank_0, signal.SIGUSR1)
         os.kill(rank_0, signal.SIGCONT)
         self.assertEqual(86, job.wait().code, job)
         self.assertEqual(f"e0001-a{goes_on_at or attempt:010}", job.generations()[-1], job)
         return job
-
-
-def state_of(pid):
-    return pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -3,13 +3,15 @@
 import array
 import ctypes
 import gzip
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import unittest
 
-from evidence import (BATCH, NOT_REPLAYABLE, NOT_REPRODUCED, REPRODUCED, EvidenceTest, attempts, injections, steps)
-from jobs import HOST, PATIENCE, strict_json, until
+from evidence import (APART, BATCH, NOT_REPLAYABLE, NOT_REPRODUCED, REPRODUCED, EvidenceTest, attempts, injections, steps)
+from jobs import HOST, strict_json, wait_for_stop
 
 SEED = 1  # the trainer's default
 
@@ -232,19 +234,21 @@ class Failures(EvidenceTest):
         """From the middle of the run on."""
         run_dir = self.new_run_dir()
         options = ["--checkpoint-interval", 0, "--evaluate", 1, "--print-digests"]
-        faults = [f"--inject=nan@loss,rank=1,attempt={attempt}" for attempt in (300, 320)]
-        job = self.start(2, self.trainer(*options, *faults, run_dir=run_dir, steps=340), run_dir)
-        until((run_dir / "incidents").exists, PATIENCE, "it has begun")
+        faults = [f"--inject=nan@loss,rank=1,attempt={attempt}" for attempt in (3, 3 + APART)]
+        job = self.start(2, self.trainer(*options, *faults, "--inject=stop@input,rank=0,attempt=2", run_dir=run_dir,
+                                         steps=5 + APART), run_dir)
+        rank_0 = wait_for_stop(job, 2)
         self.mount(run_dir / "incidents", "ro")
+        os.kill(rank_0, signal.SIGCONT)
         self.assertEqual(0, job.wait().code, job)
-        self.assertEqual([300, 320], [skip["attempt"] for skip in job.skips()], job)
+        self.assertEqual([3, 3 + APART], [skip["attempt"] for skip in job.skips()], job)
         failures = self.failures(job)
-        self.assertEqual([300, 320], [event["attempt"] for event in failures], job)
+        self.assertEqual([3, 3 + APART], [event["attempt"] for event in failures], job)
         for event in failures:
             self.assertIn("Read-only file system", event["reason"])
             self.assertIn(f"holdfast: no evidence of {event['bundle']}: ", job.err)
         self.assertEqual({}, self.bundles(job))
-        self.assert_like_omitted(job, (300, 320), steps=340)
+        self.assert_like_omitted(job, (3, 3 + APART), steps=5 + APART)
 
     def test_what_a_killed_run_leaves_is_whole(self):
         run_dir = self.new_run_dir()
