@@ -37,7 +37,8 @@ cmake --build --preset release -j "$jobs"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-ctest --preset release -j "$(nproc)" "${left_out[@]}" "$@" | tee "$log" || status=$?
+# Two to a core: see tests/CMakeLists.txt.
+ctest --preset release -j "$((2 * $(nproc)))" "${left_out[@]}" "$@" | tee "$log" || status=$?
 
 echo
 grep -E '^[0-9]+% tests passed' "$log" || true

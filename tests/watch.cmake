@@ -93,6 +93,6 @@ if(HOLDFAST_WITH_MPI)
       COMMAND ${Python3_EXECUTABLE} ${watch}/collectives/watchdog_jobs.py $<TARGET_FILE:watchdog_rank>
               ${MPIEXEC_EXECUTABLE} WatchedJobs.test_${job})
     set_tests_properties(
-      watchdog_jobs.${job} PROPERTIES LABELS mpi PROCESSORS ${cores} TIMEOUT 120 ENVIRONMENT "${mpi_environment}")
+      watchdog_jobs.${job} PROPERTIES LABELS mpi TIMEOUT 120 ENVIRONMENT "${mpi_environment}")
   endforeach()
 endif()

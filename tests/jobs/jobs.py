@@ -141,6 +141,15 @@ def until(condition, seconds, what):
     return found
 
 
+def wait_for_stop(job, attempt):
+    """Until rank 0 has stopped itself in this attempt, by a fault: stop@input,rank=0. Gives its pid."""
+    until(lambda: f"at attempt {attempt}\n" in job.err, PATIENCE, "the fault")
+    rank_0 = job.pids()[0]
+    stat = pathlib.Path(f"/proc/{rank_0}/stat")
+    until(lambda: stat.read_text(errors="replace").rpartition(")")[2].split()[0] == "T", PATIENCE, "rank 0 stopped")
+    return rank_0
+
+
 class Job:
     """A job that is running, or has ended and been looked after."""
 

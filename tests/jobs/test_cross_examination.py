@@ -2,8 +2,8 @@
 
 import unittest
 
+from evidence import ALL_IN_FULL, APART, NOT_REPRODUCED, REPRODUCED, EvidenceTest, attempts, steps
 from jobs import HOST, strict_json
-from test_evidence import (ALL_IN_FULL, APART, NOT_REPRODUCED, REPRODUCED, EvidenceTest, attempts, steps)
 
 WORDS = {"DATA_OR_MODEL": "the data or the model is to be looked at, and not the device",
          "SUSPECT_DEVICE": "the device of rank 1 is suspect",

@@ -1,27 +1,19 @@
-"""What a job keeps of an incident, in RUN_DIR/incidents, and the attempt made again from it in one process."""
+"""What a job keeps of an incident, in RUN_DIR/incidents."""
 
 import array
-import concurrent.futures
 import ctypes
 import gzip
-import itertools
 import os
-import re
 import shutil
+import signal
 import struct
 import subprocess
 import unittest
 
-from jobs import BIN, HOST, PATIENCE, JobTest, strict_json, until
+from evidence import (APART, BATCH, NOT_REPLAYABLE, NOT_REPRODUCED, REPRODUCED, EvidenceTest, attempts, injections, steps)
+from jobs import HOST, strict_json, wait_for_stop
 
-REPRODUCED, DIFFERENT, NOT_REPRODUCED, NOT_REPLAYABLE = range(4)  # exit codes of --replay
-RESULTS = ("REPRODUCED", "DIFFERENT", "NOT_REPRODUCED", "NOT_REPLAYABLE")
-STAGES = ("input", "forward", "loss", "backward", "reduction", "optimizer")
-LICENCE = "/usr/share/common-licenses/GPL-3"
-BATCH = 4
-SEED = 1
-ALL_IN_FULL = ("max_total_skips: 1000 max_consecutive_skips: 1000 on_error: SKIP check_update: BEFORE "
-               "evidence { full_incidents: 100 }")
+SEED = 1  # the trainer's default
 
 
 def named(values):
@@ -66,259 +58,6 @@ class Sampler:
 
     def rng_key(self, rank, attempt):
         return self.mix(self.mix(self.mix(self.mix(SEED) ^ rank) ^ attempt) ^ 0)
-
-
-class EvidenceTest(JobTest):
-    def trainer(self, *options, workload="fashion-mnist", **settings):
-        if workload == "gpt":
-            settings["data"] = LICENCE
-        words = super().trainer(*options, **settings)
-        words[words.index("fashion-mnist")] = workload
-        return words
-
-    def capture(self, *options, policy=ALL_IN_FULL, ranks=2, batch=BATCH, **settings):
-        return self.train("--checkpoint-interval", 0, "--evaluate", 1, *options, policy=policy, ranks=ranks,
-                          batch=batch, **settings)
-
-    def bundles(self, job):
-        """{attempt: folder}, and nothing else is there."""
-        found = {}
-        for path in sorted((job.run_dir / "incidents").iterdir()):
-            name = re.fullmatch(r"e0001-a(\d{10})", path.name)
-            self.assertTrue(name and path.is_dir(), path)
-            found[int(name[1])] = path
-        return found
-
-    def manifest(self, bundle):
-        return strict_json((bundle / "manifest.json").read_text())
-
-    def parts(self, bundle):
-        """{rank: what it contributed}"""
-        return {part["rank"]: part for part in self.manifest(bundle)["parts"]}
-
-    def origin_ranks(self, bundle):
-        return [rank for rank, part in self.parts(bundle).items() if part["is_origin"]]
-
-    def holdfast(self, *words, code=0):
-        done = subprocess.run([BIN / "holdfast", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True, timeout=PATIENCE, check=False)
-        self.assertEqual(code, done.returncode, done)
-        return done.stdout
-
-    def assert_whole(self, job, count):
-        """Every byte of every bundle of the run is what was written."""
-        said = strict_json(self.holdfast("incident", "verify", job.run_dir, "--json"))
-        self.assertEqual((True, [True] * count), (said["clean"], [bundle["clean"] for bundle in said["bundles"]]), said)
-
-    def launch(self, words):
-        """guarded_train, without mpirun."""
-        return subprocess.run([str(word) for word in (BIN / "guarded_train", *words)], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
-
-    def replay(self, bundle, *settings, options=()):
-        return self.launch(["--replay", bundle, *(word for text in settings for word in ("--set", text)), *options])
-
-    def assert_replay(self, code, done):
-        self.assertEqual((code, RESULTS[code]), (done.returncode, done.stdout.split("\n")[0].rpartition(": ")[2]), done)
-        if code != NOT_REPLAYABLE:
-            self.assertIn("\nweights   untouched\n", done.stdout)
-
-    def assert_replays(self, *wanted):
-        """Each: (exit code, bundle, setting...)."""
-        with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count(), 8)) as pool:
-            done = list(pool.map(lambda one: self.replay(*one[1:]), wanted))
-        for (code, bundle, *settings), one in zip(wanted, done):
-            with self.subTest(bundle=bundle.name, settings=settings):
-                self.assert_replay(code, one)
-        return done
-
-    def failures(self, job):
-        return [event for event in job.events if event["event"] == "evidence_failed"]
-
-    def assert_like_omitted(self, job, attempts, *options, **settings):
-        """Neither the incidents nor what was kept of them have changed anything."""
-        omitted = [word for attempt in attempts for word in ("--omit-update", attempt)]
-        reference = self.train("--checkpoint-interval", 0, "--evaluate", 1, "--print-digests", *omitted, *options,
-                               **{"ranks": 2, "batch": BATCH, **settings})
-        self.assert_same_state(job, reference)
-
-
-# Attempts between two incidents: a bundle is written meanwhile, and does not wait behind another.
-APART = 6
-
-
-def attempts(count):
-    """Of the incidents."""
-    return list(range(1, 1 + count * APART, APART))
-
-
-def steps(count):
-    return 1 + count * APART
-
-
-def injections(stages, rank=1):
-    """One value in each of attempts(): options."""
-    values = itertools.cycle(("nan", "inf", "-inf"))
-    options = []
-    for attempt, stage in zip(attempts(len(stages)), stages):
-        by_all = stage in ("reduction", "optimizer")
-        options.append(f"--inject={next(values)}@{stage}{'' if by_all else f',rank={rank}'},attempt={attempt}")
-    return options
-
-
-# (fault, setting that takes the cause away, if any does). A batch without targets is kept as it is, and so is what the
-# loss is divided by.
-NATURAL = {
-    "fashion-mnist": (("corrupt-record", f"sample.0.{BATCH - 1}=0"), ("activation-overflow", "natural_faults=off"),
-                      ("empty-target-mask", None), ("dropped-square-root", "natural_faults=off")),
-    "gpt": (("corrupt-record", "natural_faults=off"), ("activation-overflow", "natural_faults=off"),
-            ("empty-target-mask", None), ("masked-attention-row", "natural_faults=off"))}
-
-
-class ReplayTest(EvidenceTest):
-    def check_injected(self, workload, precision, stages=STAGES):
-        job = self.capture(*injections(stages), "--precision", precision, "--loss-scaling", "off", workload=workload,
-                           steps=steps(len(stages)))
-        self.assertEqual(list(stages), [skip["stage"] for skip in job.skips()], job)
-        bundles = self.bundles(job)
-        self.assertEqual(attempts(len(stages)), list(bundles), job)
-        done = self.assert_replays(*((REPRODUCED, bundle) for bundle in bundles.values()),
-                                   *((NOT_REPRODUCED, bundle, "injected=off") for bundle in bundles.values()))
-        for one in done[:len(stages)]:
-            self.assertIn("\ninjected  faults that were put in on purpose are put in again\n", one.stdout)
-        return job
-
-    def check_natural(self, workload, precision):
-        faults = NATURAL[workload]
-        options = ["--local-denominator", "--precision", precision, "--loss-scaling", "off"]
-        *others, last = attempts(len(faults) + 1)
-        for attempt, (fault, _) in zip(others, faults):
-            options += ["--fault", f"{fault},attempt={attempt},rank=1"]
-        job = self.capture(*options, "--fault", f"sum-overflow,attempt={last}", "--print-digests", workload=workload,
-                           steps=last + APART)
-        self.assertEqual(["input", "forward", "loss", "backward", "reduction"],
-                         [skip["stage"] for skip in job.skips()], job)
-        bundles = self.bundles(job)
-        self.assertEqual([*others, last], list(bundles), job)
-        removed = [(bundles[attempt], setting) for attempt, (_, setting) in zip(others, faults) if setting]
-        removed.append((bundles[last], "natural_faults=off"))
-        if precision == "fp16":  # the sum of bf16's largest values is too large for fp32, too
-            removed.append((bundles[last], "precision=fp32"))
-        self.assert_replays(*((REPRODUCED, bundle) for bundle in bundles.values()),
-                            *((NOT_REPRODUCED, *one) for one in removed))
-        return job
-
-    def check_dead_unit(self, workload, precision):
-        job = self.capture("--optimizer", "adamw", "--eps", 0, "--fault", "dead-unit", "--precision", precision,
-                           "--loss-scaling", "off", workload=workload, steps=1)
-        self.assertEqual(["optimizer"], [skip["stage"] for skip in job.skips()], job)
-        bundle = self.bundles(job)[0]
-        self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "eps=1e-8"))
-
-
-class Replays(ReplayTest):
-    def test_injected_values_of_each_stage(self):
-        self.check_injected("fashion-mnist", "fp32")
-
-    def test_injected_values_in_fp16(self):
-        self.check_injected("fashion-mnist", "fp16", ("backward", "reduction"))
-
-    def test_injected_values_of_gpt_in_bf16(self):
-        self.check_injected("gpt", "bf16", ("input", "backward", "optimizer"))
-
-    def test_natural_faults_change_nothing_but_what_they_hit(self):
-        """The digests are those of a run that leaves the same updates out."""
-        job = self.check_natural("fashion-mnist", "fp32")
-        self.assert_like_omitted(job, attempts(5), "--local-denominator", steps=steps(5))
-
-    def test_a_dead_unit(self):
-        self.check_dead_unit("fashion-mnist", "fp32")
-
-    def test_one_factor_at_a_time(self):
-        """What is too large for one precision alone, in gradients and in their sum; and a repaired sample is another
-        one than the corrupt one."""
-        job = self.capture("--inject", "value=-3.4e38@backward,rank=1,attempt=1,tensor=classifier.bias,index=7",
-                           "--fault", "sum-overflow,attempt=7", "--fault", "corrupt-record,attempt=13,rank=1",
-                           "--precision", "fp16", "--loss-scaling", "off", steps=15)
-        value, total, record = self.bundles(job).values()
-        self.assert_replays((REPRODUCED, value), (NOT_REPRODUCED, value, "precision=fp32"),
-                            (REPRODUCED, value, "precision=bf16"),
-                            (REPRODUCED, total), (NOT_REPRODUCED, total, "precision=fp32"),
-                            (NOT_REPRODUCED, total, "natural_faults=off"),
-                            (REPRODUCED, record, "sample.0.0=0"), (NOT_REPRODUCED, record, f"sample.0.{BATCH - 1}=0"))
-
-    def test_a_loss_that_is_scaled(self):
-        """The attempt is made again at its scale; a defect is one at any other, too."""
-        job = self.capture("--precision", "fp16", "--inject", "nan@loss,rank=1,attempt=8",
-                           "--fault", "dropped-square-root,attempt=14,rank=1", steps=16)
-        loss, root = (self.bundles(job)[attempt] for attempt in (8, 14))
-        scales = {skip["attempt"]: skip["loss_scale"] for skip in job.skips()}
-        for attempt, bundle in ((8, loss), (14, root)):
-            self.assertGreater(scales[attempt], 1, job)
-            self.assertEqual(scales[attempt], self.manifest(bundle)["loss_scale"])
-        self.assert_replays((REPRODUCED, loss), (REPRODUCED, root), (REPRODUCED, root, "loss_scale=1"),
-                            (NOT_REPRODUCED, root, "natural_faults=off"))
-
-    def test_an_exception(self):
-        job = self.capture("--inject", "throw@forward,rank=1,attempt=1", steps=3)
-        (bundle,) = self.bundles(job).values()
-        manifest = self.manifest(bundle)
-        message = "injected fault throw@forward,rank=1,attempt=1"
-        self.assertEqual(("ERROR", "forward", message), tuple(manifest[key] for key in ("kind", "stage", "error")))
-        self.assertFalse((bundle / "report.json").exists(), "an exception is outside of the contract")
-        again, _ = self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "injected=off"))
-        self.assertIn(f"\nreplayed  exception at forward: {message}\n", again.stdout)
-
-    def test_an_exception_beside_values_of_another_rank(self):
-        """What the rank that contributed has seen itself is made again, and not the other's exception."""
-        job = self.capture("--inject", "throw@forward,rank=0,attempt=1", "--inject", "inf@loss,rank=1,attempt=1", steps=3)
-        (bundle,) = self.bundles(job).values()
-        self.assertEqual([1], self.origin_ranks(bundle))
-        again, _ = self.assert_replays((REPRODUCED, bundle), (NOT_REPRODUCED, bundle, "injected=off"))
-        self.assertIn("\nrecorded  rank 1, loss loss[0]: 0 NaN, 1 +Inf, 0 -Inf\n", again.stdout)
-
-    def test_the_second_micro_batch(self):
-        job = self.capture("--accumulate", 2, "--inject", "nan@loss,rank=1,attempt=1,micro=1",
-                           "--fault", "corrupt-record,attempt=7,rank=1,micro=1", steps=9)
-        loss, record = self.bundles(job).values()
-        self.assertEqual([1, 1], [self.manifest(bundle)["origins"][0]["micro_batch"] for bundle in (loss, record)])
-        self.assert_replays((REPRODUCED, loss), (NOT_REPRODUCED, loss, "injected=off"), (REPRODUCED, record),
-                            (REPRODUCED, record, f"sample.0.{BATCH - 1}=0"),
-                            (NOT_REPRODUCED, record, f"sample.1.{BATCH - 1}=0"))
-
-    def test_what_an_update_wrote_is_not_an_attempt(self):
-        job = self.capture("--optimizer", "adamw", "--eps", 0, "--fault", "dead-unit", policy="", steps=3, code=85)
-        (bundle,) = self.bundles(job).values()
-        self.assertEqual("UPDATE_FAILED", self.manifest(bundle)["kind"])
-        (done,) = self.assert_replays((NOT_REPLAYABLE, bundle))
-        self.assertIn("what went wrong is the state and not the attempt", done.stdout)
-
-
-class SlowReplays(ReplayTest):
-    """All stages, faults, workloads and precisions."""
-
-    def check_all(self, workload, precision):
-        self.check_injected(workload, precision)
-        self.check_natural(workload, precision)
-        self.check_dead_unit(workload, precision)
-
-    def test_all_of_fashion_mnist_in_fp32(self):
-        self.check_all("fashion-mnist", "fp32")
-
-    def test_all_of_fashion_mnist_in_fp16(self):
-        self.check_all("fashion-mnist", "fp16")
-
-    def test_all_of_fashion_mnist_in_bf16(self):
-        self.check_all("fashion-mnist", "bf16")
-
-    def test_all_of_gpt_in_fp32(self):
-        self.check_all("gpt", "fp32")
-
-    def test_all_of_gpt_in_fp16(self):
-        self.check_all("gpt", "fp16")
-
-    def test_all_of_gpt_in_bf16(self):
-        self.check_all("gpt", "bf16")
 
 
 class Bundles(EvidenceTest):
@@ -495,19 +234,21 @@ class Failures(EvidenceTest):
         """From the middle of the run on."""
         run_dir = self.new_run_dir()
         options = ["--checkpoint-interval", 0, "--evaluate", 1, "--print-digests"]
-        faults = [f"--inject=nan@loss,rank=1,attempt={attempt}" for attempt in (300, 320)]
-        job = self.start(2, self.trainer(*options, *faults, run_dir=run_dir, steps=340), run_dir)
-        until((run_dir / "incidents").exists, PATIENCE, "it has begun")
+        faults = [f"--inject=nan@loss,rank=1,attempt={attempt}" for attempt in (3, 3 + APART)]
+        job = self.start(2, self.trainer(*options, *faults, "--inject=stop@input,rank=0,attempt=2", run_dir=run_dir,
+                                         steps=5 + APART), run_dir)
+        rank_0 = wait_for_stop(job, 2)
         self.mount(run_dir / "incidents", "ro")
+        os.kill(rank_0, signal.SIGCONT)
         self.assertEqual(0, job.wait().code, job)
-        self.assertEqual([300, 320], [skip["attempt"] for skip in job.skips()], job)
+        self.assertEqual([3, 3 + APART], [skip["attempt"] for skip in job.skips()], job)
         failures = self.failures(job)
-        self.assertEqual([300, 320], [event["attempt"] for event in failures], job)
+        self.assertEqual([3, 3 + APART], [event["attempt"] for event in failures], job)
         for event in failures:
             self.assertIn("Read-only file system", event["reason"])
             self.assertIn(f"holdfast: no evidence of {event['bundle']}: ", job.err)
         self.assertEqual({}, self.bundles(job))
-        self.assert_like_omitted(job, (300, 320), steps=340)
+        self.assert_like_omitted(job, (3, 3 + APART), steps=5 + APART)
 
     def test_what_a_killed_run_leaves_is_whole(self):
         run_dir = self.new_run_dir()

@@ -2,8 +2,8 @@
 
 import unittest
 
-from test_cluster import ClusterTest, setUpModule
-from test_evidence import EvidenceTest
+from cluster import ClusterTest, setUpModule
+from evidence import EvidenceTest
 
 __all__ = ["setUpModule"]
 

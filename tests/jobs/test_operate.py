@@ -14,7 +14,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from jobs import BIN, PATIENCE, ROOT, JobTest, holdfast, strict_json, until
+from jobs import BIN, ROOT, JobTest, holdfast, strict_json, until
 
 SAMPLE = re.compile(r'^([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (NaN|[+-]Inf|-?[0-9][0-9.e+-]*)$')
 LABEL = re.compile(r'([a-z]+)="((?:[^"\\]|\\.)*)"')

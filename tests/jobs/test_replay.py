@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import unittest
 
+from evidence import BATCH, NOT_REPLAYABLE, NOT_REPRODUCED, REPRODUCED, EvidenceTest
 from jobs import BIN, PATIENCE, ROOT, JobTest, strict_json
-from test_evidence import BATCH, NOT_REPLAYABLE, NOT_REPRODUCED, REPRODUCED, ReplayTest
 
 
 class Example(JobTest):
@@ -33,7 +33,7 @@ class Example(JobTest):
         self.assertLess(len(source.read_text().splitlines()), 120)
 
 
-class Searches(ReplayTest):
+class Searches(EvidenceTest):
     def search(self, bundle, option, *settings, code=REPRODUCED):
         done = self.replay(bundle, *settings, options=[option])
         self.assert_replay(code, done)
