@@ -16,6 +16,8 @@ constexpr int kWakingTicks = 5;
 constexpr milliseconds kRepeatTime{1'000};  // between two suspicions
 constexpr milliseconds kReportTime{1'000};  // between two reports of where this rank is
 
+constexpr std::size_t kMostText = 400;  // of what is told of a transport that failed
+
 constexpr std::string_view kHurry = "hurry";  // payload of a suspicion that cannot wait
 
 std::string encode_answer(const Answer& answer) {
@@ -26,6 +28,7 @@ std::string encode_answer(const Answer& answer) {
       .u8(static_cast<std::uint8_t>(answer.place.phase))
       .u8(answer.paused ? 1 : 0)
       .u32(answer.deadlines_missed)
+      .text(std::string_view(answer.lost).substr(0, kMostText))
       .take();
 }
 
@@ -38,6 +41,7 @@ bool decode_answer(std::string_view bytes, Answer* answer) {
   answer->place.phase = static_cast<Phase>(phase);
   answer->paused = reader.u8() != 0;
   answer->deadlines_missed = reader.u32();
+  answer->lost = reader.text();
   return reader.done() && phase <= static_cast<std::uint8_t>(Phase::kUpdate);
 }
 
@@ -48,7 +52,8 @@ std::int64_t Watchdog::Impl::ticks(milliseconds time) const {
 }
 
 Answer Watchdog::Impl::answer() const {
-  return {board_.place(), board_.paused(), static_cast<std::uint32_t>(clock_.stalled() / clock_.deadline())};
+  return {board_.place(), board_.paused(), static_cast<std::uint32_t>(clock_.stalled() / clock_.deadline()),
+          trainer_sits_in_lost_transport() ? lost_ : std::string()};
 }
 
 void Watchdog::Impl::watch() {
@@ -67,14 +72,17 @@ void Watchdog::Impl::on_tick() {
   if (just_woken_ > 0) {
     --just_woken_;
     if (lookout_ && lookout_->someone_closed()) {
-      leave("rank " + std::to_string(self_.rank) +
-            " was stopped for a while, and finds that others have left");
+      leave(" was stopped for a while, and finds that others have left");
     }
   }
   if (options_.asked_to_end && options_.asked_to_end()) end_soon();
+  look_at_transport();
   const bool overdue = clock_.overdue();
-  if (overdue && dialers_.empty() && !lookout_) leave_alone();
-  if (overdue || group_failed_) {
+  const bool knows_nobody = dialers_.empty() && !lookout_;
+  if (overdue && knows_nobody) leave_alone();
+  const bool in_trouble = knows_nobody ? trainer_sits_in_lost_transport() && !board_.paused()
+                                       : overdue || group_failed_ || !lost_.empty();
+  if (in_trouble) {
     raise_suspicion();
   } else {
     since_suspicion_ = 0;
@@ -110,6 +118,16 @@ std::vector<RankReport> Watchdog::Impl::reports() const {
         all.push_back({who, place, static_cast<double>(ticks_ago) * tick_seconds});
       });
   return all;
+}
+
+// Said once. The thread in the transport is not waited for: peers ask meanwhile.
+void Watchdog::Impl::look_at_transport() {
+  if (!options_.health || !lost_.empty()) return;
+  const Status health = options_.health();
+  if (health.ok()) return;
+  lost_ = health.message().empty() ? "no reason given" : health.message();
+  say(": the transport failed: " + lost_);
+  begin_abort();
 }
 
 void Watchdog::Impl::raise_suspicion() {

@@ -8,6 +8,7 @@
 #include <asio.hpp>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,15 +47,19 @@ class Watchdog::Impl {
   void watch_out(const Team& team);
   void watch();
   void on_tick();
+  void look_at_transport();
+  bool trainer_sits_in_lost_transport() const { return !lost_.empty() && !group_failed_; }
   void raise_suspicion();
   void end_soon();
   Answer answer() const;
   std::vector<RankReport> reports() const;
   void on_server_frame(FrameType type, Dialer& from);
   void on_client_frame(int rank, FrameType type, std::string_view payload);
+  void say(const std::string& line) const;  // on stderr, behind "holdfast: rank 3"
   void warn(const Answer& own);
   [[noreturn]] void leave(const std::string& line);
   [[noreturn]] void end_process();
+  void begin_abort();
   [[noreturn]] void leave_together(const Departure& departure);
   [[noreturn]] void leave_alone();
   void record(const Departure& departure);
@@ -80,6 +85,8 @@ class Watchdog::Impl {
   std::int64_t since_report_ = 0;     // ticks
   std::int64_t unheard_ = 0;          // ticks that this rank was overdue and asked by nobody
   std::int64_t deserted_ = 0;         // ticks that this rank was connected to neither
+  std::string lost_;                  // how the transport failed; empty: it has not
+  std::optional<std::future<void>> aborted_;  // ready when the transport has been ended, once that was begun
 
   std::atomic<bool> stop_{false};
   std::thread thread_;

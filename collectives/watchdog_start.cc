@@ -15,8 +15,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kConnectTime{15'000};  // for all ranks to be connected
 constexpr milliseconds kAnswerTime{1'000};
-constexpr milliseconds kHurriedTime{400};  // the same within the second between mpirun's SIGTERM and SIGKILL
-constexpr milliseconds kDeathTime{300};    // a second before mpirun's SIGTERM
+constexpr milliseconds kAbortTime{10'000};  // for an abort that takes two seconds, on a machine that is busy
+constexpr milliseconds kGraceTime{4'000};   // more than a guard waits after a collective that failed
+constexpr milliseconds kHurriedTime{400};   // the same within the second between mpirun's SIGTERM and SIGKILL
+constexpr milliseconds kDeathTime{300};     // a second before mpirun's SIGTERM
 
 RankIdentity identity(int rank) {
   char host[256] = "?";
@@ -48,6 +50,7 @@ Watchdog::Impl::~Impl() {
   io_.stop();
   if (thread_.joinable()) thread_.join();
   for (const auto& dialer : dialers_) dialer->stop();
+  if (aborted_) aborted_->wait_for(kAbortTime);
 }
 
 Status Watchdog::Impl::join(Collective& collective) {
@@ -157,6 +160,7 @@ void Watchdog::Impl::watch_out(const Team& team) {
   options.answer_ticks = ticks(kAnswerTime);
   options.hurried_ticks = ticks(kHurriedTime);
   options.death_ticks = ticks(kDeathTime);
+  options.lost_ticks = ticks(kGraceTime);
   if (self_.rank == team.deputy) {
     options.defers_to = 0;
     options.answer_ticks += ticks(kDeathTime);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "collectives/stand_in_world.h"
 
@@ -7,11 +8,41 @@ using namespace holdfast::stand_in;
 
 namespace {
 
+// A call on a communicator, from its beginning to its end. The world's lock is let go of in the middle.
+class Call {
+ public:
+  Call(ncclComm_t communicator, const char* function)
+      : lock_(world().mutex), communicator_(communicator), name_(function) {
+    if (communicator_ != nullptr && communicator_->in_call != nullptr) {
+      complain(name_ + " while another thread is in " + communicator_->in_call);
+    }
+    if (communicator_ != nullptr) communicator_->in_call = function;
+    fault_ = enter(lock_, function, communicator_ == nullptr ? current_device : communicator_->rank);
+    lock_.unlock();
+    std::this_thread::yield();
+    lock_.lock();
+  }
+  ~Call() {
+    if (communicator_ != nullptr) communicator_->in_call = nullptr;
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  std::optional<Kind> fault() const { return fault_; }
+
+ private:
+  Lock lock_;  // while this is there, but for the middle
+  const ncclComm_t communicator_;
+  const std::string name_;
+  std::optional<Kind> fault_;
+};
+
 bool usable(ncclComm_t communicator, const char* function) {
   if (communicator == nullptr) {
     complain(std::string(function) + " without a communicator");
     return false;
   }
+  if (communicator->aborting) complain(std::string(function) + " on a communicator that is being aborted");
   if (communicator->ended) complain(std::string(function) + " on a communicator that has ended");
   if (communicator->pending) complain(std::string(function) + " while another call is in progress");
   return !communicator->ended && !communicator->pending;
@@ -31,8 +62,8 @@ using Read = std::function<void(const Meeting&)>;
 ncclResult_t meet(const char* function, const std::string& what, const void* send, std::size_t sent,
                   void* receive, std::size_t received, ncclComm_t communicator, cudaStream_t stream,
                   const Read& read) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, function);
+  const Call call(communicator, function);
+  const auto fault = call.fault();
   if (fault == Kind::kError || fault == Kind::kNeverReturns) return ncclSystemError;
   if (!usable(communicator, function) || stream->destroyed) return ncclInvalidUsage;
   const std::uint64_t number = communicator->meetings++;
@@ -71,8 +102,8 @@ ncclResult_t meet(const char* function, const std::string& what, const void* sen
 
 ncclResult_t mail(const char* function, const void* send, void* receive, std::size_t bytes, int peer,
                   ncclComm_t communicator, cudaStream_t stream) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, function);
+  const Call call(communicator, function);
+  const auto fault = call.fault();
   if (fault == Kind::kError || fault == Kind::kNeverReturns) return ncclSystemError;
   if (!usable(communicator, function) || stream->destroyed) return ncclInvalidUsage;
   auto work = [=, sent = false]() mutable {
@@ -146,8 +177,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
-  Lock lock(world().mutex);
-  if (enter(lock, "ncclCommSplit")) return ncclSystemError;
+  const Call call(parent, "ncclCommSplit");
+  if (call.fault()) return ncclSystemError;
   if (!usable(parent, "ncclCommSplit")) return ncclInvalidUsage;
   if (color != 0 || key != parent->rank || config->blocking != 0 || config->splitShare != 0) {
     complain("a split into something else than a copy of its own");
@@ -164,9 +195,9 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ou
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* state) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "ncclCommGetAsyncError");
-  if (communicator == nullptr || communicator->ended) {
+  const Call call(communicator, "ncclCommGetAsyncError");
+  const auto fault = call.fault();
+  if (communicator == nullptr || communicator->ended || communicator->aborting) {
     complain("ncclCommGetAsyncError of an ended communicator");
     return ncclInvalidArgument;
   }
@@ -182,8 +213,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* state)
 
 #define HOLDFAST_ASK(function, value)                              \
   ncclResult_t function(const ncclComm_t communicator, int* out) { \
-    Lock lock(world().mutex);                                      \
-    if (enter(lock, #function)) return ncclSystemError;            \
+    const Call call(communicator, #function);                      \
+    if (call.fault()) return ncclSystemError;                      \
     if (!usable(communicator, #function)) return ncclInvalidUsage; \
     *out = value;                                                  \
     return ncclSuccess;                                            \
@@ -193,8 +224,8 @@ HOLDFAST_ASK(ncclCommUserRank, communicator->rank)
 HOLDFAST_ASK(ncclCommCuDevice, communicator->rank)
 
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "ncclCommFinalize");
+  const Call call(communicator, "ncclCommFinalize");
+  const auto fault = call.fault();
   if (fault) return ncclSystemError;
   if (!usable(communicator, "ncclCommFinalize")) return ncclInvalidUsage;
   const auto clique = communicator->clique;
@@ -204,8 +235,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "ncclCommDestroy");
+  const Call call(communicator, "ncclCommDestroy");
+  const auto fault = call.fault();
   if (!usable(communicator, "ncclCommDestroy")) return ncclInvalidUsage;
   if (!communicator->clique->finalizing.contains(communicator->rank)) complain("destroyed, not finalized");
   communicator->ended = true;
@@ -214,11 +245,15 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   Lock lock(world().mutex);
-  if (communicator == nullptr || communicator->ended) {
+  if (communicator == nullptr || communicator->ended || communicator->aborting) {
     complain("ncclCommAbort of an ended communicator");
     return ncclInvalidArgument;
   }
-  const auto fault = enter(lock, "ncclCommAbort");
+  if (communicator->in_call != nullptr) {
+    complain(std::string("ncclCommAbort while another thread is in ") + communicator->in_call);
+  }
+  communicator->aborting = true;
+  const auto fault = enter(lock, "ncclCommAbort", communicator->rank);
   communicator->ended = true;
   communicator->aborted = true;
   communicator->pending = nullptr;

@@ -16,15 +16,19 @@ thread_local int current_device = -1;
 
 void complain(const std::string& what) { world().misuse.push_back(what); }
 
-std::optional<Kind> enter(Lock& lock, const char* function) {
+std::optional<Kind> enter(Lock& lock, const char* function, int rank) {
   World& w = world();
-  const int number = ++w.calls[current_device][function];
-  for (const Fault& fault : w.faults) {
-    if (fault.function != function || fault.rank != current_device || fault.call != number) continue;
-    if (fault.kind == Kind::kNeverReturns) w.changed.wait(lock, [&] { return w.released; });
-    return fault.kind;
+  const int number = ++w.calls[rank][function];
+  const auto fault = std::ranges::find_if(
+      w.faults, [&](const Fault& f) { return f.function == function && f.rank == rank && f.call == number; });
+  if (fault == w.faults.end()) return std::nullopt;
+  const Kind kind = fault->kind;
+  if (kind == Kind::kNeverReturns || kind == Kind::kDwells) {
+    ++w.held_back;
+    w.changed.wait(lock, [&] { return w.released; });
+    --w.held_back;
   }
-  return std::nullopt;
+  return kind == Kind::kDwells ? std::nullopt : std::optional(kind);
 }
 
 bool inside(const void* data, std::size_t bytes, bool pinned) {
@@ -98,6 +102,11 @@ void release() {
   Lock lock(world().mutex);
   world().released = true;
   world().changed.notify_all();
+}
+
+int held_back() {
+  Lock lock(world().mutex);
+  return world().held_back;
 }
 
 std::map<std::string, int> calls(int rank) {

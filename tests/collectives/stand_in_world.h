@@ -1,4 +1,4 @@
-// What the stand-ins of CUDA and of NCCL share: one world, behind one lock.
+// What the stand-ins of CUDA and of NCCL share: one world, behind one lock that is held for moments.
 #pragma once
 
 #include <nccl.h>
@@ -47,6 +47,8 @@ struct Clique {
 struct ncclComm {
   std::shared_ptr<holdfast::stand_in::Clique> clique;
   int rank = 0;
+  const char* in_call = nullptr;  // which; of two at once the later
+  bool aborting = false;
   bool ended = false;  // aborted or destroyed
   bool aborted = false;
   bool callers = false;
@@ -80,6 +82,7 @@ struct World {
   int late = 0;
   int ids = 0;
   bool released = false;
+  int held_back = 0;
 };
 
 World& world();
@@ -87,10 +90,10 @@ extern thread_local int current_device;
 
 using Lock = std::unique_lock<std::mutex>;
 
-// With the lock held, all of them.
+// All that follow are called with the lock held.
 void complain(const std::string& what);
-// Counts the call, and says what is to go wrong with it.
-std::optional<Kind> enter(Lock& lock, const char* function);
+// Counts the call as the rank's, and says what is to go wrong with it. Waits here if it is to.
+std::optional<Kind> enter(Lock& lock, const char* function, int rank = current_device);
 bool inside(const void* data, std::size_t bytes, bool pinned);
 bool usable(cudaStream_t stream, const char* function);
 void pump();  // works all streams off as far as they go
