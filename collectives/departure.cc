@@ -26,7 +26,10 @@ std::string_view absence_name(Absence absence) {
 std::string Departure::describe() const {
   std::string text;
   if (alone) {
-    text = "no progress, and neither rank 0 nor its deputy can be reached";
+    text = std::string(transport_failure.empty() ? "no progress" : "the transport failed") +
+           ", and neither rank 0 nor its deputy can be reached";
+  } else if (missing.empty() && !transport_failure.empty()) {
+    text = "the transport failed, and nobody is known to be missing";
   } else if (missing.empty()) {
     text = "every rank stands still at the same place";
   }
@@ -43,6 +46,7 @@ std::string Departure::describe() const {
     text += ". " + std::to_string(survivors.size()) + " left behind, " +
             holdfast::describe(survivors.front().who) + " at " + holdfast::describe(survivors.front().place);
   }
+  if (!transport_failure.empty()) text += ". Transport of " + transport_failure;
   return text;
 }
 

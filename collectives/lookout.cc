@@ -1,6 +1,7 @@
 #include "lookout.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace holdfast {
 
@@ -36,6 +37,7 @@ void Lookout::goodbye(int rank) {
 
 Lookout::Move Lookout::tick(const Answer& own) {
   for (auto& [rank, peer] : peers_) ++peer.ticks_since_heard;
+  since_lost_ = anyone_paused(own) || transport_failure(own).empty() ? 0 : since_lost_ + 1;
   if (since_death_ >= 0 && !speaker_is_connected()) {
     // The dead are known; the question is only where the others were.
     if (since_death_++ == 0) return ask();
@@ -101,9 +103,27 @@ Lookout::Move Lookout::conclude(const Answer& own) {
   if (someone_paused) return Move::kNothing;
   // Asked in a hurry, others may simply be about to leave too: it is the end of the run, or an orderly stop.
   if (someone_left && someone_overdue) someone_missing = true;
-  if (someone_missing) return leave(own);
+  if (someone_missing || since_lost_ > options_.lost_ticks) return leave(own);
   if (someone_slow || least_missed == 0) return Move::kNothing;
   return least_missed >= kPatience ? leave(own) : Move::kWarn;
+}
+
+bool Lookout::anyone_paused(const Answer& own) const {
+  return own.paused || std::ranges::any_of(peers_, [](const auto& entry) {
+           return entry.second.state == Peer::State::kHere && entry.second.last.paused;
+         });
+}
+
+// "" when there is none. Whoever is gone or done needs no transport.
+std::string Lookout::transport_failure(const Answer& own) const {
+  int lowest = own.lost.empty() ? std::numeric_limits<int>::max() : self_.rank;
+  std::string what = own.lost;
+  for (const auto& [rank, peer] : peers_) {
+    if (rank > lowest || peer.state != Peer::State::kHere || peer.last.lost.empty()) continue;
+    lowest = rank;
+    what = peer.last.lost;
+  }
+  return what.empty() ? what : "rank " + std::to_string(lowest) + ": " + what;
 }
 
 MissingRank Lookout::missing(const Peer& peer, Absence absence) const {
@@ -119,6 +139,7 @@ Lookout::Move Lookout::leave(const Answer& own) {
   }
   departure_ = Departure();
   departure_.reported_by = self_.rank;
+  departure_.transport_failure = transport_failure(own);
   const bool deaths = since_death_ > 0;
   // Whoever answers may be behind because the absent no longer take part: a collective can have ended on some
   // ranks and not on others.

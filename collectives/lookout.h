@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "holdfast/collectives/departure.h"
@@ -15,6 +16,7 @@ struct Answer {
   Place place;
   bool paused = false;
   std::uint32_t deadlines_missed = 0;  // how many times its deadline it has stood still, rounded down
+  std::string lost = {};  // how the transport failed under a training thread that does not know yet
 };
 
 // Fed with what comes in from the ranks and once with each tick; says when to ask and when to leave.
@@ -24,6 +26,10 @@ struct Answer {
 // a place behind all others' and is overdue is stuck; whoever is between waits for it. When nobody is either,
 // one is merely slow, or all are: that is a warning, and only after kPatience deadlines at one and the same
 // place everybody leaves.
+//
+// A rank whose transport failed raises a suspicion, too: others may have died with it. When nobody is missing
+// it is left to the training thread, which meets the failure in its next collective and ends the run in
+// order. If it does not come by within a grace, and is not paused, all leave: there can be no next verdict.
 class Lookout {
  public:
   struct Options {
@@ -32,6 +38,7 @@ class Lookout {
                                    // and mpirun must see the one that died first
     int defers_to = -1;            // the deputy: says nothing while this rank is there to say it
     std::int64_t hurried_ticks = 4;  // instead of answer_ticks, when this process may be killed any moment
+    std::int64_t lost_ticks = 40;    // the grace of a transport that failed
   };
   static constexpr std::uint32_t kPatience = 10;
 
@@ -78,6 +85,8 @@ class Lookout {
   Move leave(const Answer& own);
   MissingRank missing(const Peer& peer, Absence absence) const;
   bool all_answered() const;
+  bool anyone_paused(const Answer& own) const;
+  std::string transport_failure(const Answer& own) const;
   bool speaker_is_connected() const;
 
   const RankIdentity self_;
@@ -87,6 +96,7 @@ class Lookout {
   bool hurried_ = false;
   std::int64_t asked_ = -1;        // ticks since the running inquiry began; -1 when there is none
   std::int64_t since_death_ = -1;  // ticks since the first closed connection
+  std::int64_t since_lost_ = 0;    // ticks that a transport has been lost, and a training thread not known it
   Departure departure_;
 };
 

@@ -268,6 +268,8 @@ Status NcclCollective::wait(Record* sum) {
   return Status();
 }
 
+Status NcclCollective::health() { return link_->health(); }
+
 void NcclCollective::abort() noexcept { link_->abort(); }
 
 }  // namespace holdfast

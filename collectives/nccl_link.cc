@@ -6,6 +6,7 @@
 #include <list>
 #include <mutex>
 #include <new>
+#include <system_error>
 
 namespace holdfast {
 namespace {
@@ -109,11 +110,15 @@ Status NcclLink::split(ncclComm_t parent, int rank, int size) {
 
 // ---- calls
 
-bool NcclLink::enter() {
-  in_call_ = true;
-  if (!lost_) return true;
-  in_call_ = false;
-  return false;
+// ncclInProgress when there is nothing to say, or nobody to ask: poll() knows why.
+ncclResult_t NcclLink::asynchronous_error(std::string* last) {
+  ncclResult_t state = ncclInProgress;
+  call_now([&](ncclComm_t communicator) {
+    const ncclResult_t asked = ncclCommGetAsyncError(communicator, &state);
+    if (asked != ncclSuccess) state = asked;
+    if (state != ncclSuccess && state != ncclInProgress) *last = ncclGetLastError(communicator);
+  });
+  return state;
 }
 
 Status NcclLink::result(ncclResult_t code, const char* what, const std::string& last) {
@@ -124,25 +129,16 @@ Status NcclLink::result(ncclResult_t code, const char* what, const std::string& 
 
 Status NcclLink::settle(const char* what) {
   return poll(what, [&](bool* done) {
-    if (!enter()) return Status();  // poll() says why
-    ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
-    if (asked != ncclSuccess) state = asked;
-    const std::string last =
-        state == ncclSuccess || state == ncclInProgress ? "" : ncclGetLastError(communicator_);
-    exit();
+    std::string last;
+    const ncclResult_t state = asynchronous_error(&last);
     *done = state != ncclInProgress;
     return *done ? result(state, what, last) : Status();
   });
 }
 
 Status NcclLink::look_around() {
-  if (!enter()) return Status();
-  ncclResult_t state = ncclSuccess;
-  const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &state);
-  if (asked != ncclSuccess) state = asked;
-  const std::string last = state == ncclSuccess ? "" : ncclGetLastError(communicator_);
-  exit();
+  std::string last;
+  const ncclResult_t state = asynchronous_error(&last);
   return state == ncclInProgress ? Status() : result(state, "NCCL, while waiting", last);
 }
 
@@ -175,11 +171,71 @@ Status NcclLink::take(void* bytes, std::size_t size) {
   return s;
 }
 
+// ---- health
+
+Status NcclLink::known_failure() const {
+  const std::lock_guard lock(mutex_);
+  return known_;
+}
+
+void NcclLink::keep_failure(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  if (known_.ok()) known_ = Status(StatusCode::kRankMissing, what);
+}
+
+std::string NcclLink::aborted(const char* what) const {
+  const Status why = known_failure();
+  return std::string(what) + ": the communicator was aborted" +
+         (why.ok() ? std::string() : ", for " + why.message());
+}
+
+Status NcclLink::health() {
+  const std::lock_guard lock(mutex_);
+  if (!known_.ok()) return known_;
+  if (lost_) return Status(StatusCode::kRankMissing, "the communicator was aborted");
+  question_ = true;
+  asked_.notify_all();
+  if (answering_ || closing_) return Status();
+  try {
+    std::thread([self = shared_from_this()] { self->answer_health(); }).detach();
+    answering_ = true;
+  } catch (const std::system_error&) {
+    // No thread to be had now; it is tried again the next time.
+  }
+  return Status();
+}
+
+void NcclLink::answer_health() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    asked_.wait(lock, [this] { return question_ || closing_; });
+    if (closing_) break;
+    question_ = false;
+    lock.unlock();
+    std::string last;
+    const ncclResult_t state = asynchronous_error(&last);
+    if (state != ncclSuccess && state != ncclInProgress)
+      keep_failure(std::string("asynchronous error of NCCL: ") + ncclGetErrorString(state) + ": " + last);
+    lock.lock();
+  }
+  answering_ = false;
+  asked_.notify_all();
+}
+
+// Waits for the thread's call, too, for which the communicator must stay.
+void NcclLink::stop_answering() {
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  asked_.notify_all();
+  asked_.wait_for(lock, kCallTime, [this] { return !answering_; });
+}
+
 // ---- the end
 
 Status NcclLink::fail(const std::string& what) {
   if (!failure_.ok()) return failure_;
   failure_ = Status(StatusCode::kRankMissing, what);
+  keep_failure(what);
   abort();
   return failure_;
 }
@@ -229,6 +285,7 @@ void NcclLink::close() noexcept {
   const milliseconds time = (lost_ ? milliseconds(0) : std::min(deadline_, kCloseTime)) + kAbortTime;
   run_for(time, [self = shared_from_this()] {
     static_cast<void>(cudaSetDevice(self->device_));
+    self->stop_answering();
     self->end_communicator();
     if (!self->abort_begun_ || self->wait_until(Clock::now() + kAbortTime, self->abort_ended_, true)) {
       self->release();
@@ -239,7 +296,8 @@ void NcclLink::close() noexcept {
 // The others may still be at work on what this rank is done with, so they are waited for.
 void NcclLink::end_communicator() {
   if (communicator_ == nullptr || lost_) return;
-  if (failure_.ok() && finalized()) {
+  const bool free = wait_until(Clock::now() + kCallTime, in_call_, false);
+  if (failure_.ok() && free && finalized()) {
     static_cast<void>(ncclCommDestroy(communicator_));
     communicator_ = nullptr;
     return;

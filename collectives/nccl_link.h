@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,9 +18,9 @@
 
 namespace holdfast {
 
-// What may block without end (ncclCommAbort, and freeing memory of a device on which a kernel hangs) is done
-// on threads that share the link, and that are waited for only so long. All else is the owner's thread's, but
-// for abort().
+// What may block without end (ncclCommAbort, freeing memory of a device on which a kernel hangs, and any call
+// that is made for health()) is done on threads that share the link, and that are waited for only so long.
+// All else is the owner's thread's, but for abort() and health().
 class NcclLink : public std::enable_shared_from_this<NcclLink> {
  public:
   // What travels through device memory at once; at least the entries of a collective over all ranks.
@@ -60,13 +62,22 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   Status look_around();
   Status fail(const std::string& what);
 
+  // Gives what is known, and has NCCL asked on a thread of its own: the answer is there the next time. Should
+  // NCCL not answer, nothing is known, and the owner cannot make its next call: that ends by the deadline.
+  Status health();
   void abort() noexcept;
   void close() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool enter();
-  void exit() { in_call_ = false; }
+  template <typename Call>
+  bool call_now(Call&& call);
+  ncclResult_t asynchronous_error(std::string* last);
+  void answer_health();
+  void stop_answering();
+  Status known_failure() const;
+  void keep_failure(const std::string& what);
+  std::string aborted(const char* what) const;
   Status settle(const char* what);
   Status result(ncclResult_t code, const char* what, const std::string& last);
   bool wait_until(Clock::time_point until, const std::atomic<bool>& flag, bool value) const;
@@ -91,22 +102,46 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   std::byte* staging_ = nullptr;            // pinned, as large as the buffer
   cuda::SumBoard* board_ = nullptr;         // pinned
 
-  // Whoever aborts sets lost_, and then looks whether a call is being made; whoever calls does it the other
-  // way round. So no call begins on a communicator that is being aborted.
+  // A communicator is not for several threads: whoever is to make a call takes in_call_, and comes back later
+  // when somebody has it. Whoever ends the communicator sets lost_ or closing_, and then waits for in_call_;
+  // whoever calls looks at them when it has it. So no call begins on a communicator that is being ended.
   std::atomic<bool> lost_{false};
+  std::atomic<bool> closing_{false};
   std::atomic<bool> in_call_{false};
   std::atomic<bool> abort_begun_{false};
   std::atomic<bool> abort_ended_{false};
+
+  // What health() asks for, and the thread that does it.
+  mutable std::mutex mutex_;
+  std::condition_variable asked_;
+  Status known_;  // the first failure, whoever met it
+  bool question_ = false;
+  bool answering_ = false;  // there is a thread
 };
+
+// Calls `call(communicator)`, unless another thread is in a call or the communicator has been ended.
+template <typename Call>
+bool NcclLink::call_now(Call&& call) {
+  if (in_call_.exchange(true)) return false;
+  const bool usable = !lost_ && !closing_;
+  if (usable) call(communicator_);
+  in_call_ = false;
+  return usable;
+}
 
 template <typename Call>
 Status NcclLink::run(const char* what, Call&& call) {
   if (!failure_.ok()) return failure_;
-  if (!enter()) return fail(std::string(what) + ": the communicator was aborted");
-  const ncclResult_t code = call(communicator_);
+  ncclResult_t code = ncclSuccess;
   std::string last;
-  if (code != ncclSuccess && code != ncclInProgress) last = ncclGetLastError(communicator_);
-  exit();
+  Status made = poll(what, [&](bool* done) {
+    *done = call_now([&](ncclComm_t communicator) {
+      code = call(communicator);
+      if (code != ncclSuccess && code != ncclInProgress) last = ncclGetLastError(communicator);
+    });
+    return Status();
+  });
+  if (!made.ok()) return made;
   if (code == ncclInProgress) return settle(what);
   return result(code, what, last);
 }
@@ -118,7 +153,7 @@ Status NcclLink::poll(const char* what, Look&& look) {
   for (;;) {
     bool done = false;
     if (Status s = look(&done); !s.ok()) return s;
-    if (lost_) return fail(std::string(what) + ": the communicator was aborted");
+    if (lost_) return fail(aborted(what));
     if (done) return Status();
     const auto waited = Clock::now() - begin;
     if (waited >= deadline_) {

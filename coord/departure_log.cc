@@ -42,6 +42,7 @@ Status append_departure(const std::string& run_dir, const Departure& departure) 
   for (const SurvivingRank& rank : departure.survivors) {
     fields["survivors"].push_back(rank_json(rank.who, rank.place));
   }
+  if (!departure.transport_failure.empty()) fields["transport_failure"] = departure.transport_failure;
   EventLog log;
   if (Status s = log.open(run_dir + "/departures.jsonl"); !s.ok()) return s;
   return log.append("departure", fields);

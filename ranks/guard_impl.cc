@@ -240,9 +240,9 @@ Incident StepGuard::Impl::incident(const Verdict& verdict, const std::vector<Byt
 Decision StepGuard::Impl::broken(const Status& status) {
   Decision decision{Action::kAbort, status.code(), status.message()};
   decision.agreed = false;
-  if (status.code() == StatusCode::kRankMissing && asks_peers_) {
+  if (status.code() == StatusCode::kRankMissing && watchdog_) {
     watchdog_->group_failed();
-    std::this_thread::sleep_for(kInquiryTime);
+    if (asks_peers_) std::this_thread::sleep_for(kInquiryTime);
   }
   if (coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);
   ended_ = true;

@@ -35,6 +35,8 @@ Status StepGuard::Impl::start_watchdog() {
   asks_peers_ = side_channel && collective_.size() > 1;
   options.asked_to_end = options_.asked_to_end;
   options.before_leaving = options_.before_leaving;
+  options.health = [&transport = collective_] { return transport.health(); };
+  options.abort = [&transport = collective_] { transport.abort(); };
   if (coordinator_) {
     options.heard = [coordinator = coordinator_.get()](std::vector<RankReport> reports) {
       coordinator->heard(std::move(reports));

@@ -47,6 +47,8 @@ class OnStream final : public Collective {
     return replica_.collective().gather(mine, all, most_per_node);
   }
   Status broadcast(Bytes* bytes) override { return replica_.collective().broadcast(bytes); }
+  Status health() override { return replica_.collective().health(); }
+  void abort() noexcept override { replica_.collective().abort(); }
 
  private:
   Replica& replica_;
@@ -58,7 +60,6 @@ int train(Replica& replica, const Options& options) {
   OnStream collective(replica);
   GuardOptions guard_options;
   guard_options.run_dir = options.run_dir;
-  guard_options.before_leaving = [&] { replica.collective().abort(); };
   std::unique_ptr<StepGuard> guard;
   if (Status s = StepGuard::create(collective, guard_options, &guard); !s.ok()) {
     std::fprintf(stderr, "%s\n", s.to_string().c_str());

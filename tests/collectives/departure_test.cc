@@ -59,6 +59,19 @@ TEST(Departure, ALonelyRankSaysThatItReachesNobody) {
   EXPECT_EQ(departure.describe(), "no progress, and neither rank 0 nor its deputy can be reached");
 }
 
+TEST(Departure, ATransportThatFailedIsSaidBesideTheMissing) {
+  Departure departure;
+  departure.transport_failure = "rank 1: the cable is out";
+  departure.missing = {{rank(2), Absence::kDied, std::nullopt}};
+  EXPECT_EQ(departure.describe(), "rank 2 (host node2, pid 102) died. Transport of rank 1: the cable is out");
+  departure.missing.clear();
+  departure.alone = true;
+  EXPECT_EQ(
+      departure.describe(),
+      "the transport failed, and neither rank 0 nor its deputy can be reached. Transport of rank 1: the "
+      "cable is out");
+}
+
 TEST(Absence, HasAName) {
   EXPECT_EQ(absence_name(Absence::kDied), "died");
   EXPECT_EQ(absence_name(Absence::kSilent), "silent");

@@ -266,5 +266,92 @@ TEST(LookoutHurried, WhoHasLeftIsNotMissedWhileNobodyWaitsForIt) {
   }
 }
 
+// ---- a transport that failed
+
+// Nobody is overdue; rank 1's watchdog found the transport lost, and rank 0 asks once a second.
+LookoutWorld world_without_a_transport(int self = 0, int defers_to = -1) {
+  LookoutWorld world(3, self, defers_to);
+  world.everybody({kFront, false, 0});
+  world.rank(1).lost = "the cable is out";
+  return world;
+}
+
+// Suspected every ten ticks, as the watchdogs do; the ticks after which it is left, or -1.
+int ticks_until_left(LookoutWorld& world, int most = 200) {
+  for (int i = 0; i < most; ++i) {
+    if (i % 10 == 0) world.lookout().suspect();
+    const Move move = world.tick();
+    if (move == Move::kAsk) world.all_answer();
+    if (move == Move::kLeave) return i;
+  }
+  return -1;
+}
+
+TEST(LookoutTransport, ATrainerHasTheGraceToComeByBeforeAllLeaveAndNobodyIsCalledMissing) {
+  LookoutWorld world = world_without_a_transport();
+  const int left = ticks_until_left(world);
+  EXPECT_GT(left, LookoutWorld::kLostTicks);
+  EXPECT_LE(left, LookoutWorld::kLostTicks + 12);
+  const Departure& departure = world.lookout().departure();
+  EXPECT_EQ(missing_text(departure), "");
+  EXPECT_EQ(survivors_of(departure), (Ranks{0, 1, 2}));
+  EXPECT_EQ(departure.transport_failure, "rank 1: the cable is out");
+  EXPECT_EQ(departure.describe(),
+            "the transport failed, and nobody is known to be missing. 3 left behind, rank 0 (host node0, pid "
+            "1000) at attempt 20 of epoch 1, phase decide. Transport of rank 1: the cable is out");
+}
+
+TEST(LookoutTransport, IsThisRanksOwnOrThatOfTheLowestRank) {
+  LookoutWorld world = world_without_a_transport();
+  world.rank(2).lost = "no carrier";
+  EXPECT_GT(ticks_until_left(world), 0);
+  EXPECT_EQ(world.lookout().departure().transport_failure, "rank 1: the cable is out");
+  LookoutWorld own = world_without_a_transport();
+  own.rank(0).lost = "cut";
+  EXPECT_GT(ticks_until_left(own), 0);
+  EXPECT_EQ(own.lookout().departure().transport_failure, "rank 0: cut");
+}
+
+TEST(LookoutTransport, ATrainerThatCameByEndsTheGrace) {
+  LookoutWorld world = world_without_a_transport();
+  EXPECT_EQ(ticks_until_left(world, LookoutWorld::kLostTicks), -1);
+  world.rank(1).lost = "";
+  EXPECT_EQ(ticks_until_left(world), -1);
+  world.rank(1).lost = "again";
+  EXPECT_GT(ticks_until_left(world), LookoutWorld::kLostTicks);
+}
+
+TEST(LookoutTransport, NobodyLeavesWhileARankIsPausedAndTheGraceBeginsAfterThat) {
+  for (const int paused : {0, 2}) {
+    LookoutWorld world = world_without_a_transport();
+    world.rank(paused).paused = true;
+    EXPECT_EQ(ticks_until_left(world), -1);
+    world.rank(paused).paused = false;
+    EXPECT_GT(ticks_until_left(world), LookoutWorld::kLostTicks);
+  }
+}
+
+TEST(LookoutTransport, ARankThatDiedWithItIsNamedAtOnceAndTheFailureBesideIt) {
+  LookoutWorld world = world_without_a_transport();
+  world.answer(1);
+  world.lookout().closed(2);
+  EXPECT_LT(ticks_until_left(world), 10);
+  EXPECT_EQ(missing_text(world.lookout().departure()), "2 died");
+  EXPECT_EQ(world.lookout().departure().transport_failure, "rank 1: the cable is out");
+}
+
+TEST(LookoutTransport, OfARankThatIsGoneIsOfNoAccount) {
+  LookoutWorld world = world_without_a_transport();
+  world.answer(1);
+  world.lookout().closed(1);
+  EXPECT_LT(ticks_until_left(world), 10);
+  EXPECT_EQ(world.lookout().departure().transport_failure, "");
+}
+
+TEST(LookoutTransport, ADeputyLeavesItToRankZeroWhileThatAnswers) {
+  LookoutWorld world = world_without_a_transport(1, 0);
+  EXPECT_EQ(ticks_until_left(world), -1);
+}
+
 }  // namespace
 }  // namespace holdfast

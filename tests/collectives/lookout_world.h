@@ -22,12 +22,13 @@ class LookoutWorld {
   static constexpr std::int64_t kAnswerTicks = 10;
   static constexpr std::int64_t kDeathTicks = 3;
   static constexpr std::int64_t kHurriedTicks = 4;
+  static constexpr std::int64_t kLostTicks = 30;
 
   LookoutWorld(int ranks, int self, int defers_to = -1)
       : answers_(static_cast<std::size_t>(ranks), Answer{kFront, false, 2}),
         self_(self),
         lookout_(rank_on_its_node(self), others(ranks, self),
-                 {kAnswerTicks, kDeathTicks, defers_to, kHurriedTicks}) {}
+                 {kAnswerTicks, kDeathTicks, defers_to, kHurriedTicks, kLostTicks}) {}
 
   Answer& rank(int r) { return answers_[static_cast<std::size_t>(r)]; }
   void everybody(const Answer& answer) { answers_.assign(answers_.size(), answer); }

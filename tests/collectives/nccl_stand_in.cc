@@ -1,174 +1,48 @@
-#include "collectives/nccl_stand_in.h"
-
-#include <nccl.h>
-
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
-#include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <set>
+#include <thread>
 
-#include "nccl_verdict.h"
+#include "collectives/stand_in_world.h"
 
-using holdfast::Record;
-using holdfast::stand_in::Fault;
-using holdfast::stand_in::Kind;
-
-struct CUstream_st {
-  int device = 0;
-  bool destroyed = false;
-  std::deque<std::function<bool()>> work;  // true when done
-};
+using namespace holdfast::stand_in;
 
 namespace {
 
-// One collective of a clique.
-struct Meeting {
-  std::string what;  // kind, root and bytes
-  std::map<int, std::vector<std::byte>> sent;
-  std::set<int> left;
-};
-
-struct Clique {
-  int size = 0;
-  std::set<int> arrived;
-  std::map<std::uint64_t, Meeting> meetings;
-  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
-  std::map<std::uint64_t, std::shared_ptr<Clique>> children;
-  std::set<int> finalizing;
-};
-
-}  // namespace
-
-struct ncclComm {
-  std::shared_ptr<Clique> clique;
-  int rank = 0;
-  bool ended = false;  // aborted or destroyed
-  bool aborted = false;
-  bool callers = false;
-  ncclResult_t error = ncclSuccess;
-  std::function<bool()> pending;  // what is in progress
-  cudaStream_t pending_stream = nullptr;
-  int polls_left = 0;
-  std::uint64_t meetings = 0;
-  std::uint64_t splits = 0;
-};
-
-namespace {
-
-struct Allocation {
-  std::size_t bytes = 0;
-  bool pinned = false;
-  int owner = -1;  // the device, of a caller's
-};
-
-struct World {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<Fault> faults;
-  std::map<int, std::map<std::string, int>> calls;
-  std::map<std::byte*, Allocation> memory;
-  std::vector<std::unique_ptr<CUstream_st>> streams;
-  std::vector<std::unique_ptr<ncclComm>> communicators;
-  std::map<std::string, std::shared_ptr<Clique>> cliques;
-  std::vector<std::string> misuse;
-  std::vector<cudaStream_t> callers_streams;
-  int late = 0;
-  int ids = 0;
-  bool released = false;
-};
-
-World& world() {
-  static World one;
-  return one;
-}
-
-thread_local int current_device = -1;
-
-using Lock = std::unique_lock<std::mutex>;
-
-void complain(const std::string& what) { world().misuse.push_back(what); }
-
-// Counts the call, and says what is to go wrong with it.
-std::optional<Kind> enter(Lock& lock, const char* function) {
-  World& w = world();
-  const int number = ++w.calls[current_device][function];
-  for (const Fault& fault : w.faults) {
-    if (fault.function != function || fault.rank != current_device || fault.call != number) continue;
-    if (fault.kind == Kind::kNeverReturns) w.changed.wait(lock, [&] { return w.released; });
-    return fault.kind;
-  }
-  return std::nullopt;
-}
-
-bool inside(const void* data, std::size_t bytes, bool pinned) {
-  const auto* at = static_cast<const std::byte*>(data);
-  for (const auto& [begin, allocation] : world().memory) {
-    if (at >= begin && at + bytes <= begin + allocation.bytes) return allocation.pinned == pinned;
-  }
-  return false;
-}
-
-bool usable(cudaStream_t stream, const char* function) {
-  for (const auto& communicator : world().communicators) {
-    if (!communicator->ended && communicator->pending && communicator->pending_stream == stream) {
-      complain(std::string(function) + " behind a collective that is still to be enqueued");
+// A call on a communicator, from its beginning to its end. The world's lock is let go of in the middle.
+class Call {
+ public:
+  Call(ncclComm_t communicator, const char* function)
+      : lock_(world().mutex), communicator_(communicator), name_(function) {
+    if (communicator_ != nullptr && communicator_->in_call != nullptr) {
+      complain(name_ + " while another thread is in " + communicator_->in_call);
     }
+    if (communicator_ != nullptr) communicator_->in_call = function;
+    fault_ = enter(lock_, function, communicator_ == nullptr ? current_device : communicator_->rank);
+    lock_.unlock();
+    std::this_thread::yield();
+    lock_.lock();
   }
-  if (stream->destroyed) complain(std::string(function) + " on a stream that was destroyed");
-  if (stream->device != current_device) complain(std::string(function) + " with another device current");
-  return !stream->destroyed;
-}
-
-void pump() {
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (const auto& stream : world().streams) {
-      while (!stream->work.empty() && stream->work.front()()) {
-        stream->work.pop_front();
-        moved = true;
-      }
-    }
+  ~Call() {
+    if (communicator_ != nullptr) communicator_->in_call = nullptr;
   }
-}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
-cudaError_t allocate(void** out, std::size_t bytes, bool pinned, const char* function) {
-  Lock lock(world().mutex);
-  if (enter(lock, function)) return cudaErrorMemoryAllocation;
-  auto* data = static_cast<std::byte*>(std::malloc(bytes));
-  std::memset(data, 0xa5, bytes);
-  world().memory[data] = {bytes, pinned};
-  *out = data;
-  return cudaSuccess;
-}
+  std::optional<Kind> fault() const { return fault_; }
 
-cudaError_t deallocate(void* data, bool pinned, const char* function) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, function);
-  if (data == nullptr) return cudaSuccess;
-  const auto found = world().memory.find(static_cast<std::byte*>(data));
-  if (found == world().memory.end() || found->second.pinned != pinned) {
-    complain(std::string(function) + " of what is not there");
-  } else {
-    std::free(found->first);
-    world().memory.erase(found);
-  }
-  return fault ? cudaErrorUnknown : cudaSuccess;
-}
-
-// ---- NCCL
+ private:
+  Lock lock_;  // while this is there, but for the middle
+  const ncclComm_t communicator_;
+  const std::string name_;
+  std::optional<Kind> fault_;
+};
 
 bool usable(ncclComm_t communicator, const char* function) {
   if (communicator == nullptr) {
     complain(std::string(function) + " without a communicator");
     return false;
   }
+  if (communicator->aborting) complain(std::string(function) + " on a communicator that is being aborted");
   if (communicator->ended) complain(std::string(function) + " on a communicator that has ended");
   if (communicator->pending) complain(std::string(function) + " while another call is in progress");
   return !communicator->ended && !communicator->pending;
@@ -182,22 +56,14 @@ ncclResult_t begin(ncclComm_t communicator, std::function<bool()> work, cudaStre
   return ncclInProgress;
 }
 
-ncclComm_t add_communicator(std::shared_ptr<Clique> clique, int rank) {
-  world().communicators.push_back(std::make_unique<ncclComm>());
-  ncclComm_t made = world().communicators.back().get();
-  made->clique = std::move(clique);
-  made->rank = rank;
-  return made;
-}
-
 using Read = std::function<void(const Meeting&)>;
 
 // A collective over all ranks: everybody leaves a copy of `send`, and reads when all did.
 ncclResult_t meet(const char* function, const std::string& what, const void* send, std::size_t sent,
                   void* receive, std::size_t received, ncclComm_t communicator, cudaStream_t stream,
                   const Read& read) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, function);
+  const Call call(communicator, function);
+  const auto fault = call.fault();
   if (fault == Kind::kError || fault == Kind::kNeverReturns) return ncclSystemError;
   if (!usable(communicator, function) || stream->destroyed) return ncclInvalidUsage;
   const std::uint64_t number = communicator->meetings++;
@@ -236,8 +102,8 @@ ncclResult_t meet(const char* function, const std::string& what, const void* sen
 
 ncclResult_t mail(const char* function, const void* send, void* receive, std::size_t bytes, int peer,
                   ncclComm_t communicator, cudaStream_t stream) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, function);
+  const Call call(communicator, function);
+  const auto fault = call.fault();
   if (fault == Kind::kError || fault == Kind::kNeverReturns) return ncclSystemError;
   if (!usable(communicator, function) || stream->destroyed) return ncclInvalidUsage;
   auto work = [=, sent = false]() mutable {
@@ -277,103 +143,6 @@ std::string say(const char* what, std::size_t bytes, int root = 0) {
 
 }  // namespace
 
-// ---- the runtime
-
-cudaError_t cudaSetDevice(int device) {
-  current_device = device;
-  Lock lock(world().mutex);
-  return enter(lock, "cudaSetDevice") ? cudaErrorInvalidDevice : cudaSuccess;
-}
-const char* cudaGetErrorString(cudaError_t) { return "an injected error"; }
-const char* cudaGetErrorName(cudaError_t) { return "cudaErrorInjected"; }
-
-cudaError_t cudaMalloc(void** data, std::size_t bytes) { return allocate(data, bytes, false, "cudaMalloc"); }
-cudaError_t cudaFree(void* data) { return deallocate(data, false, "cudaFree"); }
-cudaError_t cudaMallocHost(void** data, std::size_t bytes) {
-  return allocate(data, bytes, true, "cudaMallocHost");
-}
-cudaError_t cudaFreeHost(void* data) { return deallocate(data, true, "cudaFreeHost"); }
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  Lock lock(world().mutex);
-  if (enter(lock, "cudaStreamCreateWithFlags")) return cudaErrorUnknown;
-  world().streams.push_back(std::make_unique<CUstream_st>());
-  *stream = world().streams.back().get();
-  (*stream)->device = current_device;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "cudaStreamDestroy");
-  if (stream->destroyed) complain("cudaStreamDestroy twice");
-  pump();
-  stream->destroyed = true;
-  stream->work.clear();
-  return fault ? cudaErrorUnknown : cudaSuccess;
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  Lock lock(world().mutex);
-  if (enter(lock, "cudaStreamQuery")) return cudaErrorUnknown;
-  usable(stream, "cudaStreamQuery");
-  pump();
-  return stream->work.empty() ? cudaSuccess : cudaErrorNotReady;
-}
-
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream) {
-  Lock lock(world().mutex);
-  if (enter(lock, "cudaMemcpyAsync")) return cudaErrorUnknown;
-  if (!usable(stream, "cudaMemcpyAsync")) return cudaErrorUnknown;
-  const bool up = kind == cudaMemcpyHostToDevice;
-  stream->work.emplace_back([=] {
-    if (!inside(to, bytes, !up) || !inside(from, bytes, up)) {
-      complain("cudaMemcpyAsync of memory that is not there, or not pinned");
-    } else {
-      std::memcpy(to, from, bytes);
-    }
-    return true;
-  });
-  return cudaSuccess;
-}
-
-namespace holdfast::cuda {
-
-int prepare_publish() {
-  Lock lock(world().mutex);
-  return enter(lock, "prepare_publish") ? cudaErrorUnknown : cudaSuccess;
-}
-
-int launch_publish(const std::uint64_t* sum, std::uint64_t world_size, DeviceVerdict* verdict,
-                   SumBoard* board, CUstream_st* stream) {
-  Lock lock(world().mutex);
-  if (enter(lock, "launch_publish")) return cudaErrorUnknown;
-  if (!usable(stream, "launch_publish")) return cudaErrorUnknown;
-  stream->work.emplace_back([=] {
-    if (!inside(sum, sizeof(Record), false) || !inside(verdict, sizeof(*verdict), false) ||
-        !inside(board, sizeof(*board), true)) {
-      complain("a verdict in memory that is not there");
-      return true;
-    }
-    bool refuses = std::atomic_ref(board->lost).load() != 0;
-    for (std::size_t lane = 0; lane < Record::kLanes; ++lane) {
-      std::atomic_ref(board->lanes[verdict->sums % SumBoard::kSlots][lane])
-          .store(sum[lane], std::memory_order_relaxed);
-      refuses = refuses || lane_refuses(lane, sum, world_size);
-    }
-    verdict->skip = refuses ? 1 : 0;
-    ++verdict->sums;
-    std::atomic_ref(board->sums).store(verdict->sums, std::memory_order_release);
-    return true;
-  });
-  return cudaSuccess;
-}
-
-}  // namespace holdfast::cuda
-
-// ---- NCCL
-
 extern "C" {
 
 const char* ncclGetErrorString(ncclResult_t code) {
@@ -408,8 +177,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
-  Lock lock(world().mutex);
-  if (enter(lock, "ncclCommSplit")) return ncclSystemError;
+  const Call call(parent, "ncclCommSplit");
+  if (call.fault()) return ncclSystemError;
   if (!usable(parent, "ncclCommSplit")) return ncclInvalidUsage;
   if (color != 0 || key != parent->rank || config->blocking != 0 || config->splitShare != 0) {
     complain("a split into something else than a copy of its own");
@@ -426,9 +195,9 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ou
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* state) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "ncclCommGetAsyncError");
-  if (communicator == nullptr || communicator->ended) {
+  const Call call(communicator, "ncclCommGetAsyncError");
+  const auto fault = call.fault();
+  if (communicator == nullptr || communicator->ended || communicator->aborting) {
     complain("ncclCommGetAsyncError of an ended communicator");
     return ncclInvalidArgument;
   }
@@ -444,8 +213,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t* state)
 
 #define HOLDFAST_ASK(function, value)                              \
   ncclResult_t function(const ncclComm_t communicator, int* out) { \
-    Lock lock(world().mutex);                                      \
-    if (enter(lock, #function)) return ncclSystemError;            \
+    const Call call(communicator, #function);                      \
+    if (call.fault()) return ncclSystemError;                      \
     if (!usable(communicator, #function)) return ncclInvalidUsage; \
     *out = value;                                                  \
     return ncclSuccess;                                            \
@@ -455,8 +224,8 @@ HOLDFAST_ASK(ncclCommUserRank, communicator->rank)
 HOLDFAST_ASK(ncclCommCuDevice, communicator->rank)
 
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "ncclCommFinalize");
+  const Call call(communicator, "ncclCommFinalize");
+  const auto fault = call.fault();
   if (fault) return ncclSystemError;
   if (!usable(communicator, "ncclCommFinalize")) return ncclInvalidUsage;
   const auto clique = communicator->clique;
@@ -466,8 +235,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
-  Lock lock(world().mutex);
-  const auto fault = enter(lock, "ncclCommDestroy");
+  const Call call(communicator, "ncclCommDestroy");
+  const auto fault = call.fault();
   if (!usable(communicator, "ncclCommDestroy")) return ncclInvalidUsage;
   if (!communicator->clique->finalizing.contains(communicator->rank)) complain("destroyed, not finalized");
   communicator->ended = true;
@@ -476,11 +245,15 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   Lock lock(world().mutex);
-  if (communicator == nullptr || communicator->ended) {
+  if (communicator == nullptr || communicator->ended || communicator->aborting) {
     complain("ncclCommAbort of an ended communicator");
     return ncclInvalidArgument;
   }
-  const auto fault = enter(lock, "ncclCommAbort");
+  if (communicator->in_call != nullptr) {
+    complain(std::string("ncclCommAbort while another thread is in ") + communicator->in_call);
+  }
+  communicator->aborting = true;
+  const auto fault = enter(lock, "ncclCommAbort", communicator->rank);
   communicator->ended = true;
   communicator->aborted = true;
   communicator->pending = nullptr;
@@ -538,99 +311,3 @@ ncclResult_t ncclRecv(void* receive, std::size_t count, ncclDataType_t, int peer
 }
 
 }  // extern "C"
-
-// ---- for tests
-
-namespace holdfast::stand_in {
-
-void reset() {
-  World& w = world();
-  Lock lock(w.mutex);
-  for (const auto& [data, allocation] : w.memory) std::free(data);
-  w.memory.clear();
-  w.faults.clear();
-  w.calls.clear();
-  w.streams.clear();
-  w.communicators.clear();
-  w.cliques.clear();
-  w.misuse.clear();
-  w.callers_streams.clear();
-  w.late = 0;
-  w.released = false;
-}
-
-void inject(const Fault& fault) {
-  Lock lock(world().mutex);
-  world().faults.push_back(fault);
-}
-
-void answer_late(int polls) {
-  Lock lock(world().mutex);
-  world().late = polls;
-}
-
-void release() {
-  Lock lock(world().mutex);
-  world().released = true;
-  world().changed.notify_all();
-}
-
-std::map<std::string, int> calls(int rank) {
-  Lock lock(world().mutex);
-  return world().calls[rank];
-}
-
-int calls(int rank, const std::string& function) { return calls(rank)[function]; }
-
-std::size_t held() {
-  World& w = world();
-  Lock lock(w.mutex);
-  std::size_t count = 0;
-  for (const auto& [data, allocation] : w.memory) count += allocation.owner < 0 ? 1 : 0;
-  for (const auto& communicator : w.communicators)
-    count += communicator->ended || communicator->callers ? 0 : 1;
-  for (const auto& stream : w.streams) {
-    const bool ours = std::ranges::find(w.callers_streams, stream.get()) == w.callers_streams.end();
-    count += ours && !stream->destroyed ? 1 : 0;
-  }
-  return count;
-}
-
-std::vector<std::string> misuse() {
-  Lock lock(world().mutex);
-  return world().misuse;
-}
-
-cudaStream_t make_stream(int device) {
-  World& w = world();
-  Lock lock(w.mutex);
-  w.streams.push_back(std::make_unique<CUstream_st>());
-  w.streams.back()->device = device;
-  w.callers_streams.push_back(w.streams.back().get());
-  return w.streams.back().get();
-}
-
-std::uint64_t* make_lanes(int device) {
-  Lock lock(world().mutex);
-  auto* data = static_cast<std::byte*>(std::calloc(1, sizeof(Record)));
-  world().memory[data] = {sizeof(Record), false, device};
-  return reinterpret_cast<std::uint64_t*>(data);
-}
-
-ncclComm* make_communicator(const std::string& name, int rank, int size) {
-  Lock lock(world().mutex);
-  auto& clique = world().cliques[name];
-  if (!clique) clique = std::make_shared<Clique>();
-  clique->size = size;
-  clique->arrived.insert(rank);
-  ncclComm* made = add_communicator(clique, rank);
-  made->callers = true;
-  return made;
-}
-
-void drain() {
-  Lock lock(world().mutex);
-  pump();
-}
-
-}  // namespace holdfast::stand_in

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -98,6 +99,102 @@ TEST_F(WatchdogDeathTest, DoesNotWaitForEverForWhatDoesNotLetGo) {
       },
       ExitedWithCode(84), "exit code 84\\.");
 }
+
+// ---- the transport
+
+Watchdog::Options over_failing_transport(Watchdog::Options options) {
+  options.health = [] { return Status(StatusCode::kRankMissing, "the cable is out"); };
+  options.abort = [] { std::fputs("aborted\n", stderr); };
+  return options;
+}
+
+TEST_F(WatchdogDeathTest, ATransportThatFailsIsToldOnceAbortedOnceAndLeftWhenTheTrainerDoesNotComeBy) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, over_failing_transport(options(std::chrono::hours(1))));
+        watchdog.board().enter(5, 17, Phase::kObserve);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84),
+      "^holdfast: rank 3: the transport failed: the cable is out\naborted\n"
+      "holdfast: rank 3 \\(host [^\n]+ attempt 17 of epoch 5 stands at phase observe\\. The transport "
+      "failed: "
+      "the cable is out\\. Leaving with exit code 84\\.\n$");
+}
+
+TEST_F(WatchdogDeathTest, ATrainerThatKnowsOfTheFailureEndsTheRunItself) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, over_failing_transport(options(std::chrono::hours(1))));
+        watchdog.group_failed();
+        sleep_for(milliseconds(6'000));
+        _exit(0);
+      },
+      ExitedWithCode(0), "aborted\n$");
+}
+
+TEST_F(WatchdogDeathTest, InAPauseATransportThatFailsIsAbortedAndNotYetLeft) {
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, over_failing_transport(options(std::chrono::hours(1))));
+        watchdog.board().pause();
+        sleep_for(milliseconds(6'000));
+        std::fputs("still alive\n", stderr);
+        watchdog.board().resume();
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "aborted\nstill alive\nholdfast: rank 3 ");
+}
+
+TEST_F(WatchdogDeathTest, AbortsTheTransportOnceBeforeItEndsTheProcessAndDoesNotWaitForEver) {
+  Watchdog::Options stuck = options(milliseconds(50));
+  stuck.abort = [] {
+    std::fputs("aborting\n", stderr);
+    sleep_for_ever();
+  };
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, stuck);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "exit code 84\\.\naborting\n$");
+}
+
+TEST(Watchdog, OfAHealthyTransportAsksAgainAndAgainAndAbortsNothing) {
+  std::atomic<int> asked{0};
+  std::atomic<int> aborted{0};
+  Watchdog::Options options;
+  options.deadline = std::chrono::hours(1);
+  options.tick = milliseconds(1);
+  options.health = [&] { return ++asked, Status(); };
+  options.abort = [&] { ++aborted; };
+  {
+    Watchdog watchdog(0, options);
+    for (int i = 0; i < 20'000 && asked < 50; ++i) sleep_for(milliseconds(1));
+  }
+  EXPECT_GE(asked, 50);
+  EXPECT_EQ(aborted, 0);
+}
+
+// The collective may go when the watchdog has.
+TEST(Watchdog, IsDestroyedOnlyWhenAnAbortIsDone) {
+  std::atomic<bool> begun{false};
+  std::atomic<bool> ended{false};
+  Watchdog::Options options = over_failing_transport({});
+  options.deadline = std::chrono::hours(1);
+  options.abort = [&] {
+    begun = true;
+    sleep_for(milliseconds(500));
+    ended = true;
+  };
+  {
+    Watchdog watchdog(0, options);
+    for (int i = 0; i < 20'000 && !begun; ++i) sleep_for(milliseconds(1));
+  }
+  EXPECT_TRUE(ended);
+}
+
+// ---- progress
 
 TEST_F(WatchdogDeathTest, ProgressKeepsTheProcessAliveBeyondTheDeadline) {
   EXPECT_EXIT(

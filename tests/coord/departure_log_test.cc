@@ -73,6 +73,14 @@ TEST(DepartureLog, NobodyMissingAndALonelyReporterAreWrittenAsSuch) {
   EXPECT_EQ(event["survivors"], Json::array());
 }
 
+TEST(DepartureLog, ATransportThatFailedIsWrittenWhereThereIsOne) {
+  const TempDir temp;
+  Departure departure = sample();
+  departure.transport_failure = "rank 1: the cable is out";
+  ASSERT_TRUE(append_departure(temp.path(), departure).ok());
+  EXPECT_EQ(departures(temp.path()).at(0)["transport_failure"], "rank 1: the cable is out");
+}
+
 TEST(DepartureLog, IsOfTheNewestEpochThatARankWasAt) {
   const TempDir temp;
   Departure going_back = sample();

@@ -40,6 +40,17 @@ class Collective {
   // Every rank gets what rank 0 passed.
   virtual Status broadcast(Bytes* bytes) = 0;
 
+  // Says what is wrong with the transport, without waiting for the next operation to find out: RANK_MISSING,
+  // and from then on always; ok while nothing is known. For the watchdog, which asks at every tick. Any
+  // thread, also while another is inside an operation. Never blocks: what may is done on a thread of the
+  // backend's own, and its answer given when it is there.
+  virtual Status health() { return Status(); }
+
+  // Ends the transport on this rank, so that who waits in it returns with a failure, as far as that can be
+  // done. Any thread, any number of times; takes two seconds at most. Without effect where a transport has
+  // no such thing.
+  virtual void abort() noexcept {}
+
  protected:
   Collective() = default;
 };

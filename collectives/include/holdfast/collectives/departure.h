@@ -44,6 +44,9 @@ struct Departure {
   std::vector<MissingRank> missing;  // empty: all stand still at one place
   std::vector<SurvivingRank> survivors;
   bool alone = false;  // the reporter could reach nobody, and knows only that it stands still
+  // "rank 1: ...", where a watchdog found the transport to have failed under a training thread that was busy
+  // elsewhere; of several the lowest. Empty: nowhere.
+  std::string transport_failure;
 
   // One line for people: "rank 2 (host b, pid 71) is silent, last seen at attempt 12, phase observe; ...".
   // Names the first few.

@@ -29,7 +29,8 @@ struct NcclOptions {
 // Runs over a communicator of its own, so that nothing the caller does can be mistaken for one of our
 // messages. The communicator does not block: whatever takes time is polled, together with its asynchronous
 // error, the deadline and abort(). Called from one thread, on which the rank's device is current (the
-// creation makes it so); abort() from any.
+// creation makes it so); health() and abort() from any. NCCL gets one call at a time, whichever thread makes
+// it.
 //
 // A failure of NCCL or CUDA, a deadline and abort() are all RANK_MISSING, for good: the communicator is
 // aborted at once, nothing more is enqueued, and what was received is not handed out.
@@ -77,10 +78,16 @@ class NcclCollective final : public Collective {
   Status wait(Record* sum);
   static constexpr std::uint64_t kUnread = 7;
 
-  // Ends whatever this rank is in the middle of, and the communicator: the thread in it gets RANK_MISSING.
-  // For the watchdog, see Watchdog::Options::before_leaving. Any thread, any number of times, but not during
-  // the destruction; takes two seconds at most.
-  void abort() noexcept;
+  // The communicator's asynchronous error, and any failure that was met before, for the watchdog. NCCL is
+  // asked on a thread of this object's own, for its answer may take time: the failure that one call has asked
+  // for is given by the next. A NCCL that does not answer is no failure by itself; as nobody else may call it
+  // meanwhile, the attempt's deadline finds it. Not during the destruction.
+  Status health() override;
+
+  // Ends whatever this rank is in the middle of, and the communicator, with ncclCommAbort: the thread in it
+  // gets RANK_MISSING. A call of NCCL's that another thread is in is given a second to end first. Not during
+  // the destruction.
+  void abort() noexcept override;
 
  private:
   explicit NcclCollective(std::shared_ptr<NcclLink> link);

@@ -32,6 +32,12 @@ struct RankReport {
 // record, tells the others, and all leave. The deputy does it when rank 0 is the one missing; a rank that
 // reaches neither leaves by itself. When all are slow and nobody is missing, rank 0 warns, and waits.
 //
+// It also asks the transport itself, see Options::health: a failure that nobody waits for in a collective is
+// known at the next tick or the one after, is put on stderr, and ends the transport at once, so that whoever
+// waits in it returns. From there on it is as after a collective that failed: the watchdogs find out who is
+// missing. When nobody is, and the training thread has not met the failure in some seconds, all leave. What
+// is done in a pause may still be finished: while a rank is paused only a death makes all leave.
+//
 // On a clean run the training thread makes a few relaxed stores a call, and each watchdog sends some 30 bytes
 // a second.
 class Watchdog {
@@ -50,8 +56,14 @@ class Watchdog {
     // Called on the watchdog's thread of the reporting rank, before anybody leaves, and given two seconds:
     // puts the departure on record.
     std::function<void(const Departure&)> record;
-    // Called once, on a thread of its own, before this process ends with exit code 84, and given two seconds:
-    // lets go of what would hold up others, such as NcclCollective::abort().
+    // How the transport is, looked at with each tick, in a pause too, until it fails once. It must not block:
+    // the watchdog's thread asks, which has peers to answer meanwhile. See Collective::health().
+    std::function<Status()> health;
+    // Ends the transport, see Collective::abort(): called once, on a thread of its own, when its health
+    // fails or before this process ends with exit code 84, which waits two seconds for it.
+    std::function<void()> abort;
+    // Called once, on a thread of its own, before this process ends with exit code 84, in the same two
+    // seconds: lets go of what else would hold up others, such as communicators of the trainer's own.
     std::function<void()> before_leaving;
     // Called on the watchdog's thread of rank 0, once a second: where all ranks are, by rank. Without a side
     // channel it knows of itself only.
@@ -74,7 +86,8 @@ class Watchdog {
   ProgressBoard& board();
 
   // A collective failed on this rank, which is not stuck and yet cannot go on: asks who is missing. If
-  // somebody is, all leave, this process among them. Any thread; returns at once.
+  // somebody is, all leave, this process among them; if nobody is, the end is the caller's. A watchdog that
+  // has nobody to ask goes on watching for the deadline alone. Any thread; returns at once.
   void group_failed();
 
  private:
