@@ -120,6 +120,7 @@ int main() { return XXH3_64bits("", 0) == crc32(0, nullptr, 0); }' |
       libraries=()
       trainer+=(-DHOLDFAST_WITHOUT_LIBRARIES)
     fi
+    compile g++ ranks/cuda/cuda_attempt.cc "${host[@]}" "${includes[@]}"
     compile nvcc launch/examples/nccl_minimal.cu "${device[@]}" "${trainer[@]}"
     compile g++ launch/train/sampler.cc "${host[@]}" "${trainer[@]}"
     link nccl_minimal "${nccl[@]}" -lcublas -lnccl ${libraries[@]+"${libraries[@]}"}
