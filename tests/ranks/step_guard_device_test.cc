@@ -1,6 +1,7 @@
 // decide() over a record that a device fills, whatever the device is.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <stdexcept>
 
 #include "ranks/collective_decorators.h"
@@ -62,7 +63,8 @@ struct Outcome {
 // Two attempts, as long as all are told; `work` is done in the first.
 Outcome run(const std::function<void(FakeDevice&, StepGuard&)>& work) {
   Outcome outcome;
-  ThreadGroup(kRanks).run([&](Collective& collective) {
+  ThreadGroup group(kRanks, std::chrono::seconds(2));  // for a rank that has left
+  group.run([&](Collective& collective) {
     RecordingCollective recording(collective);
     FakeDevice device(recording);
     const auto guard = create_guard(recording, guard_options(kSkipAnything));
