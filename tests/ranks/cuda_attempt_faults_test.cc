@@ -117,6 +117,12 @@ TEST_F(CudaAttemptFaults, ACommunicatorThatWasAbortedRaisesTheFlag) {
     EXPECT_EQ(decision.exit_code(), 84);
     EXPECT_FALSE(decision.agreed);
     EXPECT_EQ(*rank.seen, DeviceRank::kNoUpdate);
+    // Nor is a graph launched that would use it.
+    int launches = 0;
+    rank.device->replay([&] { return ++launches, Status(); });
+    Record record;
+    EXPECT_EQ(rank.device->sum(&record).code(), StatusCode::kRankMissing);
+    EXPECT_EQ(launches, 0);
   });
   expect_clean_end();
 }
