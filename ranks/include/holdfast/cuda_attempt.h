@@ -91,6 +91,7 @@ class CudaAttempt final : public DeviceAttempt {
 
   // Local: enqueues all that sum() does, from the record to the update. Called by sum(), or to be captured in
   // a CUDA graph with the scans, and whatever else of the attempt, before it; not while a sum is unread.
+  // What became of the update is in update_status().
   Status enqueue();
   // Of the same on every rank: from now on sum() calls `launch`, which launches such a graph, and expects no
   // scan(). It fails only when nothing was launched.
