@@ -110,7 +110,7 @@ int main() { int version; return ncclGetVersion(&version); }' >"$out/has_nccl.cu
   for source in collectives/nccl_verdict.cu ranks/cuda/record_cuda.cu tests/gpu/nccl_check.cu; do
     compile nvcc "$source" "${device[@]}" "${includes[@]}"
   done
-  for source in collectives/{nccl_collective,nccl_link,record,verdict}.cc; do
+  for source in collectives/{nccl_collective,nccl_link,record,verdict}.cc ranks/cuda/cuda_attempt.cc; do
     compile g++ "$source" "${host[@]}" "${includes[@]}"
   done
   link nccl_check "${nccl[@]}" -lnccl
@@ -120,7 +120,7 @@ int main() { int version; return ncclGetVersion(&version); }' >"$out/has_nccl.cu
 int main() { cublasHandle_t handle; return cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS ? 0 : 1; }' >"$out/has_cublas.cu" &&
     nvcc "${nccl[@]}" "$out/has_cublas.cu" -lcublas -o "$out/has_cublas" 2>"$out/has_cublas.log"; then
     objects=("$out"/{scan_cuda.cu,record_cuda.cu,nccl_verdict.cu,tensor_view.cc,scan_plan.cc,status.cc}.o
-      "$out"/{nccl_collective,nccl_link,record,verdict}.cc.o)
+      "$out"/{nccl_collective,nccl_link,record,verdict,cuda_attempt}.cc.o)
     trainer=(-Ilaunch "${includes[@]}")
     if echo '#include <xxhash.h>
 #include <zlib.h>
@@ -133,7 +133,6 @@ int main() { return XXH3_64bits("", 0) == crc32(0, nullptr, 0); }' |
       libraries=()
       trainer+=(-DHOLDFAST_WITHOUT_LIBRARIES)
     fi
-    compile g++ ranks/cuda/cuda_attempt.cc "${host[@]}" "${includes[@]}"
     compile nvcc launch/examples/nccl_minimal.cu "${device[@]}" "${trainer[@]}"
     compile g++ launch/train/sampler.cc "${host[@]}" "${trainer[@]}"
     link nccl_minimal "${nccl[@]}" -lcublas -lnccl ${libraries[@]+"${libraries[@]}"}
