@@ -6,6 +6,7 @@
 #include <limits>
 #include <thread>
 
+#include "caught.h"
 #include "holdfast/coord/policy.h"
 #include "holdfast/coord/state.pb.h"
 
@@ -87,7 +88,7 @@ void StepGuard::Impl::observe_layer(Stage stage, EvidenceRecorder::Kind kind, st
 }
 
 // The spine of the product: probes became a record, the records become a verdict, the verdict a decision.
-Decision StepGuard::Impl::decide() {
+Decision StepGuard::Impl::decide(DeviceAttempt* device) {
   if (coordinator_ && coordinator_->taken_over()) log_.request_stop();
   if (coordinator_ && !closing_ && coordinator_->stop_requested()) log_.request_stop();
   for (const ProtectedBuffer& buffer : scanned_buffers_) {
@@ -98,11 +99,38 @@ Decision StepGuard::Impl::decide() {
   progress(Phase::kDecide);
   Record record = log_.record(agreement_lane());
   if (store_ && store_->in_flight() && store_->part_done()) record.set_part_done();
-  if (Status s = collective_.reduce(record); !s.ok()) return end_attempt(broken(s));
+  if (Status s = sum(device, &record); !s.ok()) return end_attempt(broken(s));
   const Verdict verdict = judge(record, collective_.size());
+  if (device != nullptr) learn_from(*device, verdict);
   count_proof(verdict);
   if (store_ && verdict.kind != Verdict::Kind::kDisagree) judge_checkpoint(verdict);
   return end_attempt(verdict.clean() ? apply() : decide_on_incident(verdict), verdict);
+}
+
+Status StepGuard::Impl::sum(DeviceAttempt* device, Record* record) {
+  if (device == nullptr) return collective_.reduce(*record);
+  if (device->rank() != collective_.rank() || device->size() != collective_.size()) {
+    return Status::usage("the device is rank " + std::to_string(device->rank()) + " of " +
+                         std::to_string(device->size()) + ", the guard " +
+                         std::to_string(collective_.rank()) + " of " + std::to_string(collective_.size()) +
+                         ": decide() needs the same ranks in the same order");
+  }
+  return caught([&] { return device->sum(record); });
+}
+
+// The verdict stands. What the device has to add goes into this rank's report, or into its next record.
+void StepGuard::Impl::learn_from(DeviceAttempt& device, const Verdict& verdict) {
+  if (verdict.clean()) {
+    if (Status s = caught([&] { return device.update_status(); }); !s.ok()) {
+      log_.set_failed_update(s.message());
+    }
+    return;
+  }
+  std::vector<DeviceMeasurement> all;
+  if (Status s = caught([&] { return device.measured(&all); }); !s.ok()) {
+    log_.set_error(Stage::kReduction, s.message());
+  }
+  for (const DeviceMeasurement& one : all) add(one.stage, one.tensor, one.probe, one.offset, one.dtype);
 }
 
 void StepGuard::Impl::finish() {
@@ -152,7 +180,7 @@ Decision StepGuard::Impl::close() {
   if (coordinator_) coordinator_->look_for_takeover();
   if (store_ && !store_->in_flight() && saved_at_ != attempt_) save_checkpoint();
   if (sweep_) begin_sweep(StateSweep::Scope::kEverything);
-  const Decision decision = decide();
+  const Decision decision = decide(nullptr);
   if (!decision.apply()) return decision;
   if (store_) {
     if (Status s = leave_checkpoint(); !s.ok()) return broken(s);

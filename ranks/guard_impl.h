@@ -57,7 +57,7 @@ class StepGuard::Impl {
                      const TensorView& view);
   bool watch(std::string_view name, double value);
   void watch_headroom(std::string_view tensor, DType dtype, double abs_max);
-  Decision decide();
+  Decision decide(DeviceAttempt* device);  // null: the record is the host's alone
   void finish();
   Decision close();
 
@@ -119,6 +119,8 @@ class StepGuard::Impl {
 
  private:
   std::uint64_t agreement_lane() const;
+  Status sum(DeviceAttempt* device, Record* record);  // collective
+  void learn_from(DeviceAttempt& device, const Verdict& verdict);
   Status take_loss_scale(const RunState& position);
   SpikeOptions spike_options() const;
   void update_scale();

@@ -1,10 +1,9 @@
 // A rank of nccl_train.cu and nccl_minimal.cu: its GPU, and what an attempt does there.
 //
 // An attempt is enqueued on one stream from end to end: forward, backward, the scan of losses and gradients,
-// their all-reduce, the scan of this rank's share of the sum, the record, its all-reduce, the update. Nothing
-// is read back in between: the update looks at the verdict's flag in device memory, and does nothing when it
-// is up. The host learns the verdict while the update runs, and before it counts it. What was found it reads
-// after a bad one only.
+// their all-reduce, the scan of this rank's share of the sum; and by CudaAttempt the record, its all-reduce,
+// the update. Nothing is read back in between. The host learns the verdict while the update runs, and before
+// it counts it.
 #pragma once
 
 #include <nccl.h>
@@ -21,8 +20,7 @@
 #include "examples/device_mlp.h"
 #include "examples/image_task.h"
 #include "holdfast/collectives/nccl_collective.h"
-#include "holdfast/record_cuda.h"
-#include "holdfast/scan_cuda.h"
+#include "holdfast/cuda_attempt.h"
 
 namespace holdfast::example {
 
@@ -36,13 +34,6 @@ inline void must(ncclResult_t code, const Where& where = Where::current()) {
 struct Ids {  // from rank 0
   Bytes gradients = Bytes(sizeof(ncclUniqueId), '\0');
   Bytes verdicts = Bytes(sizeof(ncclUniqueId), '\0');
-};
-
-struct Finding {
-  Stage stage;
-  std::string tensor;
-  Probe probe;
-  std::int64_t offset;
 };
 
 class Replica {
@@ -59,7 +50,6 @@ class Replica {
     std::memcpy(id.internal, ids.gradients.data(), sizeof(id.internal));
     must(ncclCommInitRank(&communicator_, size, id, rank));
     must(NcclCollective::create(ids.verdicts, rank, size, device, NcclOptions(), &collective_));
-    must(CudaRecord::create(rank, &record_));
 
     const auto pixels = static_cast<int>(data.training.rows * data.training.cols);
     model_.emplace(MlpSizes{.pixels = pixels, .hidden = options.hidden, .batch = options.batch}, stream_);
@@ -68,21 +58,14 @@ class Replica {
     must(cudaMallocHost(reinterpret_cast<void**>(&pixels_), model_->inputs.size() * sizeof(float)));
     must(cudaMallocHost(reinterpret_cast<void**>(&labels_), model_->labels.size() * sizeof(int)));
 
-    const std::vector<TensorView> losses = {
-        TensorView::contiguous(model_->losses.data(), DType::kFloat32, options.batch)};
-    must(CudaScanPlan::create(losses, &loss_scan_));
-    must(CudaScanPlan::create(model_->tensors(model_->gradients.data()), &gradient_scan_));
-    const std::int64_t count = model_->sizes.parameters();
-    share_begin_ = count * rank / size;
-    const std::vector<TensorView> share = {TensorView::contiguous(
-        sums_->data() + share_begin_, DType::kFloat32, count * (rank + 1) / size - share_begin_)};
-    must(CudaScanPlan::create(share, &share_scan_));
+    guard_updates();
     must(cudaDeviceSynchronize());  // what was written so far was not written on our stream
     warm_up();
   }
 
   ~Replica() {
     static_cast<void>(cudaStreamSynchronize(stream_));
+    attempt_.reset();
     collective_.reset();
     static_cast<void>(ncclCommDestroy(communicator_));
     static_cast<void>(cudaFreeHost(pixels_));
@@ -91,7 +74,7 @@ class Replica {
     static_cast<void>(cudaStreamDestroy(stream_));
   }
 
-  // ==== the attempt, on the stream. First half: up to the gradients' sum.
+  // ==== the attempt, on the stream, up to the gradients' sum. The rest is attempt()'s.
   void compute(std::uint64_t attempt) {
     sampler_.batch(attempt, 0, &samples_);
     upload(data_.training);
@@ -100,52 +83,17 @@ class Replica {
     if (attempt == options_.inject_at && rank_ == options_.inject_rank) {
       must(cudaMemsetAsync(model_->gradients.data() + 1, 0xff, sizeof(float), stream_));  // a NaN
     }
-    must(loss_scan_->launch(stream_));
-    must(gradient_scan_->launch(stream_));
+    attempt_->scan(loss_scan_);
+    attempt_->scan(gradient_scan_);
     must(ncclAllReduce(model_->gradients.data(), sums_->data(), sums_->size(), ncclFloat, ncclSum,
                        communicator_, stream_));
-    must(share_scan_->launch(stream_));
+    attempt_->scan(share_scan_);
     omitted_ = attempt == options_.omit_update;
-  }
-
-  // Second half: `record` is what the host has to say, and becomes the sum over all ranks. The update is
-  // behind it on the stream, and obeys it there.
-  Status agree(Record* record) {
-    record_->host() = *record;
-    Status status = record_->upload(stream_);
-    if (status.ok()) status = record_->add(stream_, Stage::kLoss, *loss_scan_);
-    if (status.ok()) status = record_->add(stream_, Stage::kBackward, *gradient_scan_);
-    if (status.ok()) status = record_->add(stream_, Stage::kReduction, *share_scan_);
-    if (status.ok()) status = collective_->reduce_on(stream_, record_->device_lanes());
-    if (!status.ok()) return status;
-    if (!omitted_) model_->update(sums_->data(), next_step(), collective_->device_skip_flag());
-    return collective_->wait(record);
   }
 
   // The host's part of an update that was applied: the schedule goes on.
   void count_update() { updates_ += omitted_ ? 0 : 1; }
   // ==== end of the attempt
-
-  // What was not finite on this rank, read back.
-  std::vector<Finding> findings() {
-    std::vector<Finding> found;
-    const auto look = [&](Stage stage, CudaScanPlan& plan, const auto& name_of, std::int64_t offset) {
-      std::vector<CudaProbe> probes(plan.size());
-      must(plan.copy_results(stream_, probes));
-      must(cudaStreamSynchronize(stream_));
-      for (std::size_t i = 0; i < probes.size(); ++i) {
-        const Probe probe = to_probe(probes[i]);
-        if (!probe.finite()) found.push_back({stage, name_of(i), probe, offset});
-      }
-    };
-    look(
-        Stage::kLoss, *loss_scan_, [](std::size_t) { return "losses"; }, 0);
-    look(
-        Stage::kBackward, *gradient_scan_, [](std::size_t i) { return DeviceMlp::kNames[i]; }, 0);
-    look(
-        Stage::kReduction, *share_scan_, [](std::size_t) { return "sum of gradients"; }, share_begin_);
-    return found;
-  }
 
   double loss() const { return mean(model_->losses); }
 
@@ -168,8 +116,36 @@ class Replica {
   int size() const { return size_; }
   std::uint64_t updates() const { return updates_; }
   NcclCollective& collective() { return *collective_; }
+  CudaAttempt& attempt() { return *attempt_; }
 
  private:
+  // What is looked at, and the update that is left out when anybody finds something.
+  void guard_updates() {
+    must(CudaAttempt::create(*collective_, stream_, &attempt_));
+    const auto floats = [](const float* data, std::int64_t count) {
+      return TensorView::contiguous(data, DType::kFloat32, count);
+    };
+    const CudaTensor losses[] = {{"losses", floats(model_->losses.data(), options_.batch)}};
+    must(attempt_->add_scan(Stage::kLoss, losses, &loss_scan_));
+
+    std::vector<CudaTensor> gradients;
+    for (const TensorView& view : model_->tensors(model_->gradients.data())) {
+      gradients.push_back({DeviceMlp::kNames[gradients.size()], view});
+    }
+    must(attempt_->add_scan(Stage::kBackward, gradients, &gradient_scan_));
+
+    const std::int64_t count = model_->sizes.parameters();
+    const std::int64_t begin = count * rank_ / size_;
+    const CudaTensor share[] = {
+        {"sum of gradients", floats(sums_->data() + begin, count * (rank_ + 1) / size_ - begin), begin}};
+    must(attempt_->add_scan(Stage::kReduction, share, &share_scan_));
+
+    attempt_->set_update([this](const std::uint32_t* skip) {
+      if (!omitted_) model_->update(sums_->data(), next_step(), skip);
+      return Status();
+    });
+  }
+
   // The same on every rank: uniform, He.
   void initialize() {
     std::vector<float> values(model_->parameters.size(), 0.0f);
@@ -236,11 +212,10 @@ class Replica {
   std::unique_ptr<NcclCollective> collective_;
   std::optional<DeviceMlp> model_;
   std::optional<DeviceArray<float>> sums_;  // of the gradients, over all ranks
-  std::unique_ptr<CudaRecord> record_;
-  std::unique_ptr<CudaScanPlan> loss_scan_;
-  std::unique_ptr<CudaScanPlan> gradient_scan_;
-  std::unique_ptr<CudaScanPlan> share_scan_;
-  std::int64_t share_begin_ = 0;
+  std::unique_ptr<CudaAttempt> attempt_;
+  std::size_t loss_scan_ = 0;
+  std::size_t gradient_scan_ = 0;
+  std::size_t share_scan_ = 0;
   std::vector<std::int64_t> samples_;
   float* pixels_ = nullptr;  // pinned
   int* labels_ = nullptr;    // pinned

@@ -20,12 +20,17 @@ void train(Replica& replica, const Options& options) {
     replica.compute(attempt);
     Record record;
     record.set_participant(coefficient * agreement_hash({0, attempt, 0}));
-    must(replica.agree(&record));
+    must(replica.attempt().sum(&record));
     const Verdict verdict = judge(record, replica.size());
     if (verdict.clean()) {
+      must(replica.attempt().update_status());
       replica.count_update();
-    } else if (verdict.kind == Verdict::Kind::kNonFinite) {
-      for (const Finding& found : replica.findings()) {
+    } else if (verdict.kind == Verdict::Kind::kNonFinite || verdict.kind == Verdict::Kind::kError) {
+      std::vector<DeviceMeasurement> measured;
+      must(replica.attempt().measured(&measured));
+      if (verdict.kind == Verdict::Kind::kError) leave("another rank failed", 80, Where::current());
+      for (const DeviceMeasurement& found : measured) {
+        if (found.probe.finite()) continue;
         std::printf("attempt %llu: skipped, rank %d, %s: %s[%lld]\n",
                     static_cast<unsigned long long>(attempt), replica.rank(),
                     std::string(stage_name(found.stage)).c_str(), found.tensor.c_str(),

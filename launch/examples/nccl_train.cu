@@ -3,73 +3,35 @@
 //
 //   mpirun -np 8 nccl_train --data /usr/share/datasets/fashion-mnist --run-dir run --inject-nan 50:3
 //
-// device_mlp.h is the model, device_replica.h an attempt on the GPU, and here is who decides: StepGuard, over
-// NCCL. MPI hands out NCCL's ids, and does nothing else. nccl_minimal.cu is the same without MPI and without
-// StepGuard.
+// device_mlp.h is the model, device_replica.h an attempt on the GPU, and here is who decides: StepGuard, from
+// the sum by which the GPU leaves the update out. MPI hands out NCCL's ids, and does nothing else.
+// nccl_minimal.cu is the same without MPI and without StepGuard.
 #include <mpi.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <utility>
 
 #include "examples/device_replica.h"
-#include "holdfast/collectives/verdict.h"
 #include "holdfast/step_guard.h"
 
 namespace holdfast::example {
 namespace {
 
-// The guard's collective. All that it does is NCCL's, but that the record of an attempt is summed on the
-// attempt's own stream, with what the device adds to it.
-class OnStream final : public Collective {
- public:
-  explicit OnStream(Replica& replica) : replica_(replica) {}
-
-  void expect_attempt(StepGuard* guard) { guard_ = guard; }
-
-  int rank() const override { return replica_.rank(); }
-  int size() const override { return replica_.size(); }
-  Status reduce(Record& record) override {
-    StepGuard* const guard = std::exchange(guard_, nullptr);
-    if (guard == nullptr) return replica_.collective().reduce(record);
-    Status status = replica_.agree(&record);
-    // Behind a bad sum the guard has bad ranks report, so this is the time to tell it what was found here.
-    if (status.ok() && !judge(record, size()).clean()) {
-      for (const Finding& found : replica_.findings()) {
-        guard->observe_measured(found.stage, found.tensor, found.probe, found.offset);
-      }
-    }
-    return status;
-  }
-  using Collective::gather;
-  Status gather(const Bytes& mine, std::vector<Bytes>* all, int most_per_node) override {
-    return replica_.collective().gather(mine, all, most_per_node);
-  }
-  Status broadcast(Bytes* bytes) override { return replica_.collective().broadcast(bytes); }
-  Status health() override { return replica_.collective().health(); }
-  void abort() noexcept override { replica_.collective().abort(); }
-
- private:
-  Replica& replica_;
-  StepGuard* guard_ = nullptr;  // during an attempt
-};
-
 // Returns the exit code, the same on every rank.
 int train(Replica& replica, const Options& options) {
-  OnStream collective(replica);
   GuardOptions guard_options;
   guard_options.run_dir = options.run_dir;
   std::unique_ptr<StepGuard> guard;
-  if (Status s = StepGuard::create(collective, guard_options, &guard); !s.ok()) {
+  if (Status s = StepGuard::create(replica.collective(), guard_options, &guard); !s.ok()) {
     std::fprintf(stderr, "%s\n", s.to_string().c_str());
     return s.exit_code();
   }
   for (std::uint64_t attempt = 0; attempt < options.steps; ++attempt) {
     guard->begin();
     replica.compute(attempt);
-    collective.expect_attempt(guard.get());
-    const Decision decision = guard->decide();  // enqueues the update, and waits for the verdict
+    // Enqueues the rest, the update with it, and waits for the verdict.
+    const Decision decision = guard->decide(replica.attempt());
     if (decision.apply()) {
       guard->update([&] { replica.count_update(); });
     } else if (replica.rank() == 0) {

@@ -25,7 +25,8 @@ struct LaneCounts {
   }
 };
 
-// What Record::add_bad() and Record::mark_bad() do.
+// What Record::add_bad() and Record::mark_bad() do. What is found in the sum, or in the update made from it,
+// no rank made by itself.
 HOLDFAST_RECORD_DEVICE inline void add_to_lanes(const LaneCounts& counts, Stage stage, int rank,
                                                 std::uint64_t* lanes) {
   constexpr std::uint64_t kMost = Record::kMaxPerRank;
@@ -36,7 +37,7 @@ HOLDFAST_RECORD_DEVICE inline void add_to_lanes(const LaneCounts& counts, Stage 
     lane = lane + count < kMost ? lane + count : kMost;
     any = any || count != 0;
   }
-  if (!any || stage == Stage::kReduction) return;
+  if (!any || stage == Stage::kReduction || stage == Stage::kOptimizer) return;
   lanes[Record::kBadRanksLane] = 1;
   lanes[Record::kBadRankSumLane] = static_cast<std::uint64_t>(rank);
 }

@@ -4,7 +4,10 @@
 # and with cuBLAS the example trainer nccl_minimal: with zlib and xxHash on Fashion-MNIST, where $HOLDFAST_DATA or the usual
 # folder has it, and on made-up data otherwise.
 #
-#   tests/gpu/check.sh [--build-only] [--no-speed] [--dir BUILD_FOLDER]
+# The guarded trainer nccl_train needs more than nvcc. It is run where CMake's build/bin has it, or can build it, and mpirun
+# is there; or as --trainer says: without mpirun as one process on one GPU.
+#
+#   tests/gpu/check.sh [--build-only] [--no-speed] [--dir BUILD_FOLDER] [--trainer NCCL_TRAIN]
 #
 # Exit status: 0, or 1 when a result differs, the build fails or an argument is wrong; 77 without nvcc or a GPU.
 set -euo pipefail
@@ -12,6 +15,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 out=$root/build-gpu-check
 build_only=0
+trainer_program=
 arguments=()
 while (($#)); do
   case $1 in
@@ -19,6 +23,15 @@ while (($#)); do
     --no-speed) arguments+=(--no-speed) ;;
     --dir)
       out=${2:?--dir wants a folder}
+      shift
+      ;;
+    --trainer)
+      trainer_program=${2:?--trainer wants a program}
+      if ! [[ -f $trainer_program && -x $trainer_program ]]; then
+        echo "--trainer $trainer_program: not a program" >&2
+        exit 1
+      fi
+      trainer_program=$(realpath "$trainer_program")
       shift
       ;;
     *)
@@ -47,7 +60,7 @@ mkdir -p "$out"
 cd "$root"
 common=(-std=c++20 -O3 -Iranks/include -Icollectives/include -Iranks -Itests)
 host=("${common[@]}" -ffp-contract=off -Wall -Wextra)
-device=("${common[@]}" -arch="sm_$capability" --fmad=false -diag-suppress=2810 -Xcompiler=-Wall,-Wextra)
+device=("${common[@]}" -arch="sm_$capability" --fmad=false -diag-suppress=2810 "-Xcompiler=-Wall,-Wextra")
 sources=(ranks/tensor_view.cc ranks/cuda/scan_plan.cc collectives/status.cc tests/gpu/reference.cc)
 libraries=()
 if echo '#include <hwy/targets.h>
@@ -83,6 +96,7 @@ programs=(scan_check)
 cuda=$(dirname "$(dirname "$(command -v nvcc)")")
 with_trainer=0
 trainer_options=()
+data=${HOLDFAST_DATA:-/usr/share/datasets/fashion-mnist}
 nccl=(-I"$cuda/include" -L"$cuda/lib" -Xlinker "-rpath=$cuda/lib")
 if [[ ${NCCL_HOME:-} ]]; then
   nccl+=(-I"$NCCL_HOME/include" -L"$NCCL_HOME/lib" -Xlinker "-rpath=$NCCL_HOME/lib")
@@ -96,7 +110,7 @@ int main() { int version; return ncclGetVersion(&version); }' >"$out/has_nccl.cu
   for source in collectives/nccl_verdict.cu ranks/cuda/record_cuda.cu tests/gpu/nccl_check.cu; do
     compile nvcc "$source" "${device[@]}" "${includes[@]}"
   done
-  for source in collectives/{nccl_collective,nccl_link,record,verdict}.cc; do
+  for source in collectives/{nccl_collective,nccl_link,record,verdict}.cc ranks/cuda/cuda_attempt.cc; do
     compile g++ "$source" "${host[@]}" "${includes[@]}"
   done
   link nccl_check "${nccl[@]}" -lnccl
@@ -106,7 +120,7 @@ int main() { int version; return ncclGetVersion(&version); }' >"$out/has_nccl.cu
 int main() { cublasHandle_t handle; return cublasCreate(&handle) == CUBLAS_STATUS_SUCCESS ? 0 : 1; }' >"$out/has_cublas.cu" &&
     nvcc "${nccl[@]}" "$out/has_cublas.cu" -lcublas -o "$out/has_cublas" 2>"$out/has_cublas.log"; then
     objects=("$out"/{scan_cuda.cu,record_cuda.cu,nccl_verdict.cu,tensor_view.cc,scan_plan.cc,status.cc}.o
-      "$out"/{nccl_collective,nccl_link,record,verdict}.cc.o)
+      "$out"/{nccl_collective,nccl_link,record,verdict,cuda_attempt}.cc.o)
     trainer=(-Ilaunch "${includes[@]}")
     if echo '#include <xxhash.h>
 #include <zlib.h>
@@ -114,7 +128,6 @@ int main() { return XXH3_64bits("", 0) == crc32(0, nullptr, 0); }' |
       g++ -x c++ - -lz -lxxhash -o "$out/has_libraries" 2>/dev/null; then
       libraries=(-lz -lxxhash)
       compile g++ launch/train/idx_dataset.cc "${host[@]}" "${trainer[@]}"
-      data=${HOLDFAST_DATA:-/usr/share/datasets/fashion-mnist}
       if [[ -d $data ]]; then trainer_options=(--data "$data"); fi
     else
       libraries=()
@@ -130,10 +143,35 @@ int main() { return XXH3_64bits("", 0) == crc32(0, nullptr, 0); }' |
 else
   echo "NCCL: not built, no nccl.h or no library (see $out/has_nccl.log)"
 fi
+
 ((build_only)) && exit 0
 failed=0
 for program in "${programs[@]}"; do "$out/$program" ${arguments[@]+"${arguments[@]}"} || failed=1; done
 if ((with_trainer)); then
   tests/gpu/train_check.sh "$out/nccl_minimal" ${trainer_options[@]+"${trainer_options[@]}"} || failed=1
+fi
+
+# The guarded one, with a process for each GPU.
+if [[ -z $trainer_program ]] && command -v mpirun >/dev/null; then
+  if [[ -f build/CMakeCache.txt ]] && command -v cmake >/dev/null; then
+    cmake --build build --parallel --target nccl_train >"$out/nccl_train.log" 2>&1 || true # it may be there all the same
+  fi
+  if [[ -x build/bin/nccl_train ]]; then trainer_program=$root/build/bin/nccl_train; fi
+fi
+if [[ $trainer_program ]]; then
+  guarded=("$trainer_program")
+  export OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_rmaps_base_oversubscribe=1
+  if ((EUID == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+  if command -v mpirun >/dev/null; then
+    echo 'int main() { int count = 0; return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0; }' >"$out/gpus.cu"
+    nvcc "$out/gpus.cu" -o "$out/gpus"
+    gpus=0
+    "$out/gpus" || gpus=$?
+    guarded=(mpirun -np "$gpus" "$trainer_program")
+  fi
+  if [[ -d $data ]]; then guarded+=(--data "$data"); fi
+  tests/gpu/train_check.sh "${guarded[@]}" || failed=1
+else
+  echo "nccl_train: not run, there is no mpirun, or no build/bin/nccl_train and none could be built; see --trainer"
 fi
 exit "$failed"

@@ -10,12 +10,14 @@
 #include <cmath>
 #include <cstdio>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "gpu/device_memory.h"
 #include "holdfast/collectives/nccl_collective.h"
 #include "holdfast/collectives/verdict.h"
+#include "holdfast/cuda_attempt.h"
 #include "holdfast/record_cuda.h"
 #include "holdfast/scan_cuda.h"
 
@@ -137,8 +139,13 @@ void check_skip_flag(NcclCollective& collective, std::barrier<>& all) {
 
 // Gradients of several tensors in one memory.
 struct Gradients {
+#ifdef HOLDFAST_ON_CPU  // where kernels take their time
+  static constexpr std::int64_t kTensors = 3;
+  static constexpr std::int64_t kEach = 107;
+#else
   static constexpr std::int64_t kTensors = 200;
   static constexpr std::int64_t kEach = 10'007;
+#endif
 
   Gradients() : host(kTensors * kEach, 0.5f), device(host.size() * sizeof(float)) {
     for (std::int64_t t = 0; t < kTensors; ++t) {
@@ -208,7 +215,7 @@ void check_graph(NcclCollective& collective, std::barrier<>& all) {
   all.arrive_and_wait();
   for (int attempt = 0; attempt < 20; ++attempt) {
     const bool bad = attempt % 3 == 1;
-    gradients.host[4711] = bad && rank == size - 1 ? NAN : 0.5f;
+    gradients.host[47] = bad && rank == size - 1 ? NAN : 0.5f;
     gradients.upload();
     record->host() = Record();
     record->host().set_participant(agreement_coefficient(rank, size) *
@@ -225,6 +232,67 @@ void check_graph(NcclCollective& collective, std::barrier<>& all) {
     }
     MUST(cudaStreamSynchronize(stream));  // the next attempt writes what this one read
   }
+  MUST(cudaGraphExecDestroy(replay));
+  MUST(cudaGraphDestroy(graph));
+}
+
+// What is counted on the last rank's device, and what rank 0's host alone knows, keeps an update from running
+// on all. Enqueued each time first, then captured once.
+void check_attempts(NcclCollective& collective, std::barrier<>& all) {
+  const int rank = collective.rank();
+  const int size = collective.size();
+  Gradients gradients;
+  const Stream stream;
+  const DeviceMemory seen(sizeof(std::uint32_t));
+  std::unique_ptr<CudaAttempt> attempt;
+  must(CudaAttempt::create(collective, stream, &attempt));
+  std::vector<CudaTensor> tensors;
+  for (const TensorView& view : gradients.views) tensors.push_back({std::to_string(tensors.size()), view});
+  std::size_t scan = 0;
+  must(attempt->add_scan(Stage::kBackward, tensors, &scan));
+  attempt->set_update([&](const std::uint32_t* skip_flag) {
+    MUST(cudaMemcpyAsync(seen.data(), skip_flag, seen.bytes(), cudaMemcpyDeviceToDevice, stream));
+    return Status();
+  });
+  all.arrive_and_wait();
+  const auto make = [&](int round) {
+    const bool counted = round % 4 == 1;
+    const bool told = round % 4 == 2;
+    gradients.host[Gradients::kEach + 11] = counted && rank == size - 1 ? NAN : 0.5f;
+    gradients.upload();
+    if (round < 8) attempt->scan(scan);
+    Record record;
+    record.set_participant(agreement_coefficient(rank, size) *
+                           agreement_hash({1, static_cast<std::uint64_t>(round), 5}));
+    if (told && rank == 0) record.set_error();
+    must(attempt->sum(&record));
+    must(attempt->update_status());
+    const bool clean = judge(record, size).clean();
+    expect(clean == !(counted || told), rank, "the verdict of an attempt");
+    std::vector<DeviceMeasurement> measured;
+    if (!clean) must(attempt->measured(&measured));
+    for (const DeviceMeasurement& one : measured) {
+      const bool bad = counted && rank == size - 1 && one.tensor == "1";
+      expect(one.probe.first_bad == (bad ? 11 : -1), rank, "what an attempt measured");
+    }
+    MUST(cudaStreamSynchronize(stream));  // the next attempt writes what this one read
+    std::uint32_t flag = 2;
+    MUST(cudaMemcpy(&flag, seen.data(), sizeof(flag), cudaMemcpyDeviceToHost));
+    expect(flag == (clean ? 0u : 1u), rank, "the flag that the update saw");
+  };
+  for (int round = 0; round < 8; ++round) make(round);
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  attempt->scan(scan);
+  must(attempt->enqueue());
+  MUST(cudaStreamEndCapture(stream, &graph));
+  MUST(cudaGraphInstantiate(&replay, graph, 0));
+  attempt->replay([&] {
+    return cudaGraphLaunch(replay, stream) == cudaSuccess ? Status() : Status::internal("cudaGraphLaunch");
+  });
+  all.arrive_and_wait();
+  for (int round = 8; round < 16; ++round) make(round);
   MUST(cudaGraphExecDestroy(replay));
   MUST(cudaGraphDestroy(graph));
 }
@@ -309,9 +377,13 @@ void check_rank(const std::vector<Bytes>& ids, int rank, int size, bool with_spe
     all.arrive_and_wait();
     check_fill_record(rank);
     check_graph(*collective, all);
+    all.arrive_and_wait();
+    check_attempts(*collective, all);
+    all.arrive_and_wait();
   }
   all.arrive_and_wait();
-  if (rank == 0) std::printf("collectives, skip flag, filled record, graph: checked on %d GPUs\n", size);
+  if (rank == 0)
+    std::printf("collectives, skip flag, filled record, graph, attempts: checked on %d GPUs\n", size);
   if (size > 1) check_missing_peer(ids[1], rank, size, all);
   if (size == 1) std::printf("a rank that does not come: not run, there is one GPU\n");
   if (with_speed) measure(ids[2], rank, size);

@@ -21,7 +21,7 @@ Record expected(Record record, const std::vector<CudaProbe>& probes, Stage stage
   BadCounts counts;
   for (const CudaProbe& probe : probes) counts += to_probe(probe).bad;
   record.add_bad(stage, counts);
-  if (counts.total() != 0 && stage != Stage::kReduction) record.mark_bad(rank);
+  if (counts.total() != 0 && stage < Stage::kReduction) record.mark_bad(rank);
   return record;
 }
 

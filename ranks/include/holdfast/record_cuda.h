@@ -33,7 +33,8 @@ class CudaRecord {
   Status upload(CUstream_st* stream);
 
   // Enqueues what the latest launch of `plan` counted, as stage `stage`: its values by class, saturating as
-  // Record::add_bad() does, and that this rank is bad if there are any (but at stage reduction).
+  // Record::add_bad() does, and that this rank is bad if there are any (but at stages reduction and
+  // optimizer).
   Status add(CUstream_st* stream, Stage stage, const CudaScanPlan& plan);
 
   // In device memory, Record::kLanes numbers.

@@ -32,6 +32,7 @@
 #include "holdfast/collectives/collective.h"
 #include "holdfast/coord/decision.h"
 #include "holdfast/coord/sample_source.h"
+#include "holdfast/device_attempt.h"
 #include "holdfast/evidence.h"
 #include "holdfast/loss_scaler.h"
 #include "holdfast/scan.h"
@@ -166,8 +167,7 @@ class StepGuard {
   Probe observe(Stage stage, std::string_view tensor, const SparseView& gradient);
 
   // The same with a measurement that was made before, by scan() or by one of fused_scan.h, of values of
-  // `dtype`. A Collective whose reduce() adds to the record what a device counted may call it in there,
-  // within decide(), once it knows the sum: for this rank's report.
+  // `dtype`.
   void observe_measured(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset = 0,
                         DType dtype = DType::kFloat32);
 
@@ -247,6 +247,13 @@ class StepGuard {
   // rank 0 puts it on record and decides, and every rank is told. Restores the protected buffers unless the
   // decision is APPLY.
   Decision decide();
+
+  // The same over a record that a device fills, see CudaAttempt: `device` sums it, once, and obeys the
+  // verdict by itself. In each attempt one decide() or the other, the same on every rank; close() needs none.
+  // What the host observed counts, too. A failed sum, an exception in it, and a `device` of other ranks than
+  // the guard's are never APPLY. An update that could not be enqueued is one that failed, see update(); what
+  // cannot be read back of a bad attempt is this rank's error, in its report.
+  Decision decide(DeviceAttempt& device);
 
   // Runs the optimizer update after APPLY. An exception is kept: the next decide(), or close(), tells every
   // rank that replicas may differ (exit code 83).
