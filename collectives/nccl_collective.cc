@@ -31,6 +31,11 @@ Status local(ncclResult_t code, const char* what) {
                           ncclGetLastError(nullptr));
 }
 
+Status local(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return Status();
+  return Status::internal(std::string(what) + ": " + cudaGetErrorString(code));
+}
+
 }  // namespace
 
 // ---- creation
@@ -242,6 +247,22 @@ Status NcclCollective::reduce_on(CUstream_st* stream, std::uint64_t* device_reco
 }
 
 const std::uint32_t* NcclCollective::device_skip_flag() const { return &link_->verdict()->skip; }
+
+// On the stream, as the kernel that writes it otherwise.
+Status NcclCollective::raise_skip_flag(CUstream_st* stream) {
+  return local(cudaMemcpyAsync(&link_->verdict()->skip, &link_->board()->up, sizeof(link_->board()->up),
+                               cudaMemcpyHostToDevice, stream),
+               "cudaMemcpyAsync");
+}
+
+Status NcclCollective::launch(const std::function<Status()>& graph) {
+  Status launched;
+  const Status made = link_->run("the launch of a graph", [&](ncclComm_t) {
+    launched = graph();
+    return ncclSuccess;
+  });
+  return made.ok() ? launched : made;
+}
 
 Status NcclCollective::wait(Record* sum) {
   static_assert(kUnread == cuda::SumBoard::kSlots - 1, "while one slot is written, the others can be read");

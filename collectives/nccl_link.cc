@@ -53,7 +53,10 @@ Status NcclLink::allocate(int device, int size) {
   staging_ = static_cast<std::byte*>(memory[2]);
   next("cudaMallocHost", [&] { return cudaMallocHost(&memory[3], sizeof(cuda::SumBoard)); });
   next("cudaFuncGetAttributes", [] { return static_cast<cudaError_t>(cuda::prepare_publish()); });
-  if (memory[3] != nullptr) board_ = new (memory[3]) cuda::SumBoard{};
+  if (memory[3] != nullptr) {
+    board_ = new (memory[3]) cuda::SumBoard{};
+    board_->up = 1;
+  }
   if (code == cudaSuccess) {
     // Whoever looks before there is a sum skips.
     const cuda::DeviceVerdict none{.sums = 0, .skip = 1};

@@ -108,6 +108,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   std::atomic<bool> lost_{false};
   std::atomic<bool> closing_{false};
   std::atomic<bool> in_call_{false};
+  std::atomic<std::thread::id> caller_{};  // who has it
   std::atomic<bool> abort_begun_{false};
   std::atomic<bool> abort_ended_{false};
 
@@ -119,13 +120,21 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   bool answering_ = false;  // there is a thread
 };
 
-// Calls `call(communicator)`, unless another thread is in a call or the communicator has been ended.
+// Calls `call(communicator)`, unless another thread is in a call or the communicator has been ended. A call
+// may make others.
 template <typename Call>
 bool NcclLink::call_now(Call&& call) {
-  if (in_call_.exchange(true)) return false;
+  const bool inner = caller_ == std::this_thread::get_id();
+  if (!inner && in_call_.exchange(true)) return false;
   const bool usable = !lost_ && !closing_;
-  if (usable) call(communicator_);
-  in_call_ = false;
+  if (usable) {
+    if (!inner) caller_ = std::this_thread::get_id();
+    call(communicator_);
+  }
+  if (!inner) {
+    caller_ = std::thread::id();
+    in_call_ = false;
+  }
   return usable;
 }
 

@@ -23,6 +23,7 @@ struct SumBoard {
   std::uint64_t lanes[kSlots][Record::kLanes];
   std::uint64_t sums;  // written so far, the latest to slot (sums - 1) % kSlots
   std::uint64_t lost;  // set by the host before it aborts: a sum may be half a sum
+  std::uint32_t up;    // 1: what a skip flag is raised from
 };
 
 // In device memory.

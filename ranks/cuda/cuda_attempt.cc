@@ -32,17 +32,12 @@ struct CudaAttempt::Scan {
 
 CudaAttempt::CudaAttempt(NcclCollective& collective, CUstream_st* stream)
     : collective_(collective), stream_(stream) {}
-CudaAttempt::~CudaAttempt() { static_cast<void>(cudaFreeHost(up_)); }
+CudaAttempt::~CudaAttempt() = default;
 
 Status CudaAttempt::create(NcclCollective& collective, CUstream_st* stream,
                            std::unique_ptr<CudaAttempt>* out) {
   std::unique_ptr<CudaAttempt> made(new CudaAttempt(collective, stream));
-  void* memory = nullptr;
-  Status status = check(cudaMallocHost(&memory, sizeof(*up_)), "cudaMallocHost");
-  if (!status.ok()) return status;
-  made->up_ = static_cast<std::uint32_t*>(memory);
-  *made->up_ = 1;
-  status = CudaRecord::create(collective.rank(), &made->record_);
+  Status status = CudaRecord::create(collective.rank(), &made->record_);
   if (status.ok()) *out = std::move(made);
   return status;
 }
@@ -94,10 +89,12 @@ Status CudaAttempt::sum(Record* record) {
   update_status_ = Status();
   error_ = missed_scan(*record);
   record_->host() = *record;
-  if (error_.ok()) error_ = launch_ ? caught(launch_) : enqueue();
+  if (error_.ok()) error_ = launch_ ? collective_.launch([this] { return caught(launch_); }) : enqueue();
   for (const auto& scan : scans_) scan->summed = std::exchange(scan->enqueued, false) || launch_ != nullptr;
   failure_ = error_.ok() ? collective_.wait(record) : take_part(record);
-  if (!error_.ok() || !failure_.ok()) raise_flag();
+  // Behind a sum that was not enqueued the flag would be that of the one before. When even this cannot be
+  // enqueued, no update can.
+  if (!error_.ok() || !failure_.ok()) static_cast<void>(collective_.raise_skip_flag(stream_));
   return failure_;
 }
 
@@ -120,13 +117,6 @@ Status CudaAttempt::take_part(Record* record) {
   record->set_error();
   record->mark_bad(rank());
   return collective_.reduce(*record);
-}
-
-// Behind a sum that was not enqueued the flag would be that of the one before. On the stream, as the kernel
-// that writes it otherwise. When even this cannot be enqueued, no update can.
-void CudaAttempt::raise_flag() {
-  static_cast<void>(cudaMemcpyAsync(const_cast<std::uint32_t*>(collective_.device_skip_flag()), up_,
-                                    sizeof(*up_), cudaMemcpyHostToDevice, stream_));
 }
 
 Status CudaAttempt::measured(std::vector<DeviceMeasurement>* out) {

@@ -140,6 +140,34 @@ TEST_F(NcclAbort, BetweenCollectivesMakesTheNextOneFail) {
   expect_clean_end();
 }
 
+// A graph that is being launched holds kernels of the communicator.
+TEST_F(NcclAbort, WaitsForALaunchAndThereIsNoneAfterwards) {
+  run_nccl(1, [](NcclCollective& collective) {
+    std::atomic<bool> begun{false};
+    std::jthread watchdog([&] {
+      EXPECT_TRUE(soon([&] { return begun.load(); }));
+      collective.abort();
+    });
+    int aborts_meanwhile = -1;
+    EXPECT_EQ(collective
+                  .launch([&] {
+                    begun = true;
+                    std::this_thread::sleep_for(milliseconds(100));
+                    aborts_meanwhile = stand_in::calls(0, "ncclCommAbort");
+                    return Status();
+                  })
+                  .code(),
+              StatusCode::kRankMissing);
+    EXPECT_EQ(aborts_meanwhile, 0);
+    watchdog.join();
+    EXPECT_EQ(stand_in::calls(0, "ncclCommAbort"), 1);
+    bool launched = false;
+    EXPECT_EQ(collective.launch([&] { return launched = true, Status(); }).code(), StatusCode::kRankMissing);
+    EXPECT_FALSE(launched);
+  });
+  expect_clean_end();
+}
+
 // What is left on the stream runs to its end, and leaves the optimizer out.
 TEST_F(NcclAbort, LeavesTheSkipFlagSetBehindASumThatWasCutShort) {
   Bytes id;

@@ -111,12 +111,10 @@ class CudaAttempt final : public DeviceAttempt {
   Status missed_scan(const Record& record);
   Status enqueue_update();
   Status take_part(Record* record);
-  void raise_flag();
 
   NcclCollective& collective_;
   CUstream_st* const stream_;
   std::unique_ptr<CudaRecord> record_;
-  std::uint32_t* up_ = nullptr;  // pinned: a flag that is up
   std::vector<std::unique_ptr<Scan>> scans_;
   Update update_;
   std::function<Status()> launch_;

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,6 +73,13 @@ class NcclCollective final : public Collective {
   // In device memory: 1 unless the verdict of the latest sum is clean, as judge() sees it; 1 before the
   // first, and for a sum that an abort cut short. For an optimizer kernel that is to leave an update out.
   const std::uint32_t* device_skip_flag() const;
+  // Enqueues that it is up, where the sum that was due has not been enqueued. INTERNAL when that fails.
+  Status raise_skip_flag(CUstream_st* stream);
+
+  // Calls `graph`, which launches one with a captured reduce_on(), and gives what that gives. RANK_MISSING,
+  // with nothing launched, once the communicator is lost: an abort waits for a launch as it waits for a call
+  // of NCCL's. `graph` may call reduce_on() itself.
+  Status launch(const std::function<Status()>& graph);
 
   // Waits for the oldest sum that was not read yet, once for each reduce_on() and replay. May be late, but
   // not by more than kUnread sums: USAGE when one was overwritten.
