@@ -6,7 +6,8 @@
 namespace holdfast {
 
 std::string_view phase_name(Phase phase) {
-  constexpr std::array<std::string_view, 5> kNames = {"outside", "begin", "observe", "decide", "update"};
+  constexpr std::array<std::string_view, 6> kNames = {"outside", "begin",  "observe",
+                                                      "reduce",  "decide", "update"};
   return kNames[static_cast<std::size_t>(phase)];
 }
 

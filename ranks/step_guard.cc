@@ -129,6 +129,7 @@ void StepGuard::request_stop() { impl_->log_.request_stop(); }
 void StepGuard::no_next_batch() { impl_->log_.set_no_next_batch(); }
 Decision StepGuard::decide() { return impl_->decide(nullptr); }
 Decision StepGuard::decide(DeviceAttempt& device) { return impl_->decide(&device); }
+void StepGuard::reducing() { impl_->progress(Phase::kReduce); }
 void StepGuard::begin_update() { impl_->progress(Phase::kUpdate); }
 // So that a rank that waits for others after its update is not taken for one that is stuck in it.
 void StepGuard::end_update() { impl_->progress(Phase::kUpdate); }

@@ -77,6 +77,7 @@ int train(GlooContext context, const char* run_dir, int throwing_rank) {
     });
     if (!guard->healthy()) gradient.fill(0);
     guard->observe(Stage::kBackward, "weights", TensorView::of(gradient));
+    guard->reducing();
     try {  // and not in run(), which leaves it out on a rank that has failed
       sum_over_ranks(context, gradient.data(), gradient.size());
     } catch (const std::exception& error) {

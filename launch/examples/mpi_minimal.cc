@@ -46,6 +46,7 @@ int train(const char* run_dir) {
     });
     if (!guard->healthy()) gradient.fill(0);
     guard->observe(Stage::kBackward, "weights", TensorView::of(gradient));
+    guard->reducing();
     MPI_Allreduce(MPI_IN_PLACE, gradient.data(), least_squares::kFeatures, MPI_FLOAT, MPI_SUM,
                   MPI_COMM_WORLD);
     guard->observe_share(TensorView::of(gradient), {&layout, 1});

@@ -200,6 +200,7 @@ void TrainingLoop::finish_own_gradients() {
 void TrainingLoop::reduce_gradients() {
   run_stage(Stage::kReduction, [&] { faults_.at(Stage::kReduction, attempt_, 0); });
   if (guard_ != nullptr && !guard_->healthy()) bucket_.clear();
+  if (guard_ != nullptr) guard_->reducing();
   bucket_.reduce();
   for (const BucketSlice& slice : workload_.layout()) {
     if (!faults_.corrupts(Stage::kReduction, attempt_, 0, slice.tensor)) continue;

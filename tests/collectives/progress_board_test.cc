@@ -59,6 +59,7 @@ TEST(Phase, HasAName) {
   EXPECT_EQ(phase_name(Phase::kOutside), "outside");
   EXPECT_EQ(phase_name(Phase::kBegin), "begin");
   EXPECT_EQ(phase_name(Phase::kObserve), "observe");
+  EXPECT_EQ(phase_name(Phase::kReduce), "reduce");
   EXPECT_EQ(phase_name(Phase::kDecide), "decide");
   EXPECT_EQ(phase_name(Phase::kUpdate), "update");
 }

@@ -47,7 +47,7 @@ class Leaving(JobTest):
         for survivor in survivors:
             # They can be one attempt further, where they wait for the rank that is stuck.
             self.assertIn(survivor["attempt"], (ATTEMPT, ATTEMPT + 1), departures)
-            self.assertIn(survivor["phase"], ("begin", "observe", "decide", "update", "outside"), departures)
+            self.assertIn(survivor["phase"], ("begin", "observe", "reduce", "decide", "update", "outside"), departures)
 
     def check_exit(self, stage, rank, code):
         job = self.leave(f"exit={code}@{stage}", rank, code)
@@ -149,7 +149,7 @@ for _stage, _rank in (("input", 0), ("backward", 3), ("reduction", 1)):
     _add(f"throw_at_{_stage}_on_rank_{_rank}", "throw", _stage, _rank)
 _add("throw_in_the_optimizer_on_rank_0", "failed_update", 0, 8)
 _add("throw_in_the_last_update_on_rank_2", "failed_update", 2, ATTEMPT + 1)
-for _stage, _rank in (("forward", 0), ("backward", 3), ("optimizer", 1)):
+for _stage, _rank in (("forward", 0), ("backward", 3), ("reduction", 2), ("optimizer", 1)):
     _add(f"hang_at_{_stage}_on_rank_{_rank}", "stuck", f"hang@{_stage}", _rank)
 for _stage, _rank in (("input", 0), ("reduction", 2)):
     _add(f"stop_at_{_stage}_on_rank_{_rank}", "stuck", f"stop@{_stage}", _rank)

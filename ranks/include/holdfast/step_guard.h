@@ -4,6 +4,7 @@
 //   guard->run(Stage::kForward, [&] { ... });                     your code; an exception becomes a flag
 //   guard->observe(Stage::kBackward, "conv1.weight", view);       finite scan
 //   if (!guard->healthy()) zero(gradients);                       take part in the all-reduce all the same
+//   guard->reducing();                                            tells who hangs before it from who waits
 //   ... your own gradient all-reduce ...
 //   guard->observe_share(bucket, layout);                         this rank's 1/N of the sum
 //   const Decision decision = guard->decide();                    one collective
@@ -105,19 +106,16 @@ class StepGuard {
   // One that is not floating point, such as a counter.
   void protect(void* data, std::size_t bytes);
 
-  // Collective, once, before the first attempt: what makes the run resumable. From then on
-  //  - replicas are proven to agree, and everything is swept for what is not finite, by the policy's
-  //  intervals;
-  //  - with GuardOptions.checkpoints, a checkpoint is begun in finish() every so many attempts, in close(),
-  //  and when the
-  //    operator stops the run; the first at once, so that there is always one to go back to;
-  //  - with `resume`, the newest checkpoint that every rank finds clean is loaded: epoch(), attempt(),
-  //  updates(),
-  //    skips() and the loss scale are as of then. A run that never had one begins anew, at attempt 0.
-  // Fails on every rank alike: USAGE for a state that TrainingState::check() refuses or a checkpoint of
-  // another model, RANKS_DISAGREE when ranks differ in policy or interval, NO_CLEAN_GENERATION when no
-  // checkpoint is clean. The memory must stay until the guard is gone, and change only in update() and by
-  // forward, see StateTensor.
+  // Collective, once, before the first attempt: what makes the run resumable. From then on replicas are
+  // proven to agree, and everything is swept for what is not finite, by the policy's intervals. With
+  // GuardOptions.checkpoints, a checkpoint is begun in finish() every so many attempts, in close(), and when
+  // the operator stops the run; the first at once, so that there is always one to go back to. With `resume`,
+  // the newest checkpoint that every rank finds clean is loaded: epoch(), attempt(), updates(), skips() and
+  // the loss scale are as of then. A run that never had one begins anew, at attempt 0. Fails on every rank
+  // alike: USAGE for a state that TrainingState::check() refuses or a checkpoint of another model,
+  // RANKS_DISAGREE when ranks differ in policy or interval, NO_CLEAN_GENERATION when no checkpoint is clean.
+  // The memory must stay until the guard is gone, and change only in update() and by forward, see
+  // StateTensor.
   Status register_state(TrainingState state);
   // Name of the checkpoint that was loaded last; "" for none.
   const std::string& restored_from() const;
@@ -158,6 +156,11 @@ class StepGuard {
 
   // No error in this attempt on this rank. Says nothing of non-finite values.
   bool healthy() const;
+
+  // Right before a collective of your own, on every rank, healthy or not: the watchdogs then tell a rank that
+  // hangs before it from those that wait in it, after one deadline. Without it they are at the same place,
+  // and leave after ten. A few relaxed stores.
+  void reducing();
 
   // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a
   // piece of the tensor that begins at element `offset`. A dtype that is not known is this rank's error.

@@ -7,7 +7,7 @@
 
 namespace holdfast {
 
-enum class Phase : std::uint8_t { kOutside, kBegin, kObserve, kDecide, kUpdate };
+enum class Phase : std::uint8_t { kOutside, kBegin, kObserve, kReduce, kDecide, kUpdate };
 std::string_view phase_name(Phase phase);  // "outside", "begin", ...
 
 // A place in the run. Ranks that make the same calls are at the same place at the same time; who is behind in
