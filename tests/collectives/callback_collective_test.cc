@@ -135,7 +135,7 @@ TEST_P(FailingCallback, FailsTheGroupAndIsNotCalledAgain) {
   for (const auto& way : ways) {
     for (const int failing : {0, 1}) {
       for (int n = 1; n <= calls_of(operation); ++n) {
-        ThreadTransport transport(2, own_functions, milliseconds(20));
+        ThreadTransport transport(2, own_functions, milliseconds(100));
         transport.before(failing,
                          [&](int call, const std::string& name) { return call == n ? way(call, name) : 0; });
         transport.run([&](Collective& collective) {

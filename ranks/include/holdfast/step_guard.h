@@ -51,7 +51,7 @@ struct GuardOptions {
   std::map<std::string, int> axes;     // tags of this rank, e.g. {"dp": 0, "tp": 1}; see replica_group
   bool loss_scaling = false;           // the trainer scales its loss, see loss_scale()
   std::function<bool()> asked_to_end;  // see Watchdog::Options; called on another thread
-  std::function<void()> before_leaving;       // for communicators of your own; see Watchdog::Options, too
+  std::function<void()> before_leaving;       // for communicators of your own; likewise
   std::optional<int> metrics_port;            // rank 0 serves /metrics there over HTTP; 0: a free one
   std::string metrics_address = "127.0.0.1";  // numeric; on which interface
   CheckpointOptions checkpoints;  // in RUN_DIR/checkpoints, which all hosts must see; see register_state()
