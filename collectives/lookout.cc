@@ -37,7 +37,7 @@ void Lookout::goodbye(int rank) {
 
 Lookout::Move Lookout::tick(const Answer& own) {
   for (auto& [rank, peer] : peers_) ++peer.ticks_since_heard;
-  since_lost_ = anyone_paused(own) || transport_failure(own).empty() ? 0 : since_lost_ + 1;
+  since_lost_ = anyone_paused(own) || !trainer_sits_in_lost_transport(own) ? 0 : since_lost_ + 1;
   if (since_death_ >= 0 && !speaker_is_connected()) {
     // The dead are known; the question is only where the others were.
     if (since_death_++ == 0) return ask();
@@ -114,12 +114,19 @@ bool Lookout::anyone_paused(const Answer& own) const {
          });
 }
 
-// "" when there is none. Whoever is gone or done needs no transport.
+bool Lookout::trainer_sits_in_lost_transport(const Answer& own) const {
+  const auto sits = [](const Answer& answer) { return !answer.lost.empty() && !answer.trainer_knows; };
+  return sits(own) || std::ranges::any_of(peers_, [&](const auto& entry) {
+           return entry.second.state == Peer::State::kHere && sits(entry.second.last);
+         });
+}
+
+// "" when there is none. Whoever is done needs no transport; who died may have died of it.
 std::string Lookout::transport_failure(const Answer& own) const {
   int lowest = own.lost.empty() ? std::numeric_limits<int>::max() : self_.rank;
   std::string what = own.lost;
   for (const auto& [rank, peer] : peers_) {
-    if (rank > lowest || peer.state != Peer::State::kHere || peer.last.lost.empty()) continue;
+    if (rank > lowest || peer.state == Peer::State::kSaidGoodbye || peer.last.lost.empty()) continue;
     lowest = rank;
     what = peer.last.lost;
   }

@@ -16,7 +16,8 @@ struct Answer {
   Place place;
   bool paused = false;
   std::uint32_t deadlines_missed = 0;  // how many times its deadline it has stood still, rounded down
-  std::string lost = {};  // how the transport failed under a training thread that does not know yet
+  std::string lost = {};               // how the transport failed; empty: it has not
+  bool trainer_knows = false;          // of that, and sees to the end itself
 };
 
 // Fed with what comes in from the ranks and once with each tick; says when to ask and when to leave.
@@ -86,6 +87,7 @@ class Lookout {
   MissingRank missing(const Peer& peer, Absence absence) const;
   bool all_answered() const;
   bool anyone_paused(const Answer& own) const;
+  bool trainer_sits_in_lost_transport(const Answer& own) const;
   std::string transport_failure(const Answer& own) const;
   bool speaker_is_connected() const;
 

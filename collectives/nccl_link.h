@@ -124,18 +124,20 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
 // may make others.
 template <typename Call>
 bool NcclLink::call_now(Call&& call) {
-  const bool inner = caller_ == std::this_thread::get_id();
-  if (!inner && in_call_.exchange(true)) return false;
-  const bool usable = !lost_ && !closing_;
-  if (usable) {
-    if (!inner) caller_ = std::this_thread::get_id();
-    call(communicator_);
-  }
-  if (!inner) {
-    caller_ = std::thread::id();
-    in_call_ = false;
-  }
-  return usable;
+  const auto self = std::this_thread::get_id();
+  if (caller_ == self) return call(communicator_), true;
+  if (in_call_.exchange(true)) return false;
+  struct Place {  // `call` may throw
+    NcclLink& link;
+    ~Place() {
+      link.caller_ = std::thread::id();
+      link.in_call_ = false;
+    }
+  } const place{*this};
+  caller_ = self;
+  if (lost_ || closing_) return false;
+  call(communicator_);
+  return true;
 }
 
 template <typename Call>

@@ -1,6 +1,7 @@
 // A tick, and what the others say.
 #include <algorithm>
 #include <chrono>
+#include <exception>
 
 #include "byte_codec.h"
 #include "watchdog_impl.h"
@@ -20,6 +21,13 @@ constexpr std::size_t kMostText = 400;  // of what is told of a transport that f
 
 constexpr std::string_view kHurry = "hurry";  // payload of a suspicion that cannot wait
 
+// Others' words, and a library's, are shown on a terminal.
+std::string on_one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
+  return text;
+}
+
 std::string encode_answer(const Answer& answer) {
   return ByteWriter()
       .u64(answer.place.epoch)
@@ -29,6 +37,7 @@ std::string encode_answer(const Answer& answer) {
       .u8(answer.paused ? 1 : 0)
       .u32(answer.deadlines_missed)
       .text(std::string_view(answer.lost).substr(0, kMostText))
+      .u8(answer.trainer_knows ? 1 : 0)
       .take();
 }
 
@@ -41,7 +50,8 @@ bool decode_answer(std::string_view bytes, Answer* answer) {
   answer->place.phase = static_cast<Phase>(phase);
   answer->paused = reader.u8() != 0;
   answer->deadlines_missed = reader.u32();
-  answer->lost = reader.text();
+  answer->lost = on_one_line(reader.text());
+  answer->trainer_knows = reader.u8() != 0;
   return reader.done() && phase <= static_cast<std::uint8_t>(Phase::kUpdate);
 }
 
@@ -53,7 +63,7 @@ std::int64_t Watchdog::Impl::ticks(milliseconds time) const {
 
 Answer Watchdog::Impl::answer() const {
   return {board_.place(), board_.paused(), static_cast<std::uint32_t>(clock_.stalled() / clock_.deadline()),
-          trainer_sits_in_lost_transport() ? lost_ : std::string()};
+          lost_, group_failed_};
 }
 
 void Watchdog::Impl::watch() {
@@ -120,14 +130,42 @@ std::vector<RankReport> Watchdog::Impl::reports() const {
   return all;
 }
 
-// Said once. The thread in the transport is not waited for: peers ask meanwhile.
+void Watchdog::Impl::group_failed(const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    told_ = why;
+  }
+  group_failed_ = true;
+}
+
+// What the trainer knows it says itself; the rest is said here, once. The thread in the transport is not
+// waited for: peers ask meanwhile.
 void Watchdog::Impl::look_at_transport() {
-  if (!options_.health || !lost_.empty()) return;
-  const Status health = options_.health();
-  if (health.ok()) return;
-  lost_ = health.message().empty() ? "no reason given" : health.message();
-  say(": the transport failed: " + lost_);
+  if (!lost_.empty()) return;
+  const bool told = group_failed_;
+  std::string why = told ? what_was_told() : ask_transport();
+  if (!told && why.empty()) return;
+  lost_ = on_one_line(why.empty() ? "no reason given" : std::move(why));
+  if (!told) say(": the transport failed: " + lost_);
   begin_abort();
+}
+
+std::string Watchdog::Impl::what_was_told() {
+  const std::lock_guard lock(mutex_);
+  return told_;
+}
+
+// "" for a transport that is well.
+std::string Watchdog::Impl::ask_transport() const {
+  if (!options_.health) return "";
+  try {
+    const Status health = options_.health();
+    return health.ok() || !health.message().empty() ? health.message() : "no reason given";
+  } catch (const std::exception& error) {
+    return std::string("it cannot be asked how it is: ") + error.what();
+  } catch (...) {
+    return "it cannot be asked how it is";
+  }
 }
 
 void Watchdog::Impl::raise_suspicion() {

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,8 +36,9 @@ class Watchdog::Impl {
     thread_ = std::thread([this] { watch(); });
   }
 
+  void group_failed(const std::string& why);  // any thread
+
   ProgressBoard board_;
-  std::atomic<bool> group_failed_{false};
 
  private:
   struct Team;  // what every rank is told at the start
@@ -48,6 +50,8 @@ class Watchdog::Impl {
   void watch();
   void on_tick();
   void look_at_transport();
+  std::string what_was_told();
+  std::string ask_transport() const;
   bool trainer_sits_in_lost_transport() const { return !lost_.empty() && !group_failed_; }
   void raise_suspicion();
   void end_soon();
@@ -85,9 +89,12 @@ class Watchdog::Impl {
   std::int64_t since_report_ = 0;     // ticks
   std::int64_t unheard_ = 0;          // ticks that this rank was overdue and asked by nobody
   std::int64_t deserted_ = 0;         // ticks that this rank was connected to neither
-  std::string lost_;                  // how the transport failed; empty: it has not
+  std::string lost_;                  // how the transport failed, on one line; empty: it has not
   std::optional<std::future<void>> aborted_;  // ready when the transport has been ended, once that was begun
 
+  std::mutex mutex_;
+  std::string told_;                       // by the training thread; guarded by mutex_
+  std::atomic<bool> group_failed_{false};  // and that it is there
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

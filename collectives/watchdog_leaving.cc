@@ -60,7 +60,7 @@ void Watchdog::Impl::leave_alone() {
   departure.reported_by = self_.rank;
   departure.alone = !dialers_.empty();
   departure.survivors.push_back({self_, board_.place()});
-  const bool lost = trainer_sits_in_lost_transport();
+  const bool lost = !lost_.empty();
   if (lost) departure.transport_failure = "rank " + std::to_string(self_.rank) + ": " + lost_;
   record(departure);
   const double seconds = static_cast<double>((options_.tick * clock_.stalled()).count()) / 1000.0;

@@ -186,6 +186,6 @@ Watchdog::Watchdog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Watchdog::~Watchdog() = default;
 
 ProgressBoard& Watchdog::board() { return impl_->board_; }
-void Watchdog::group_failed() { impl_->group_failed_ = true; }
+void Watchdog::group_failed(const std::string& why) { impl_->group_failed(why); }
 
 }  // namespace holdfast

@@ -214,7 +214,7 @@ void Coordinator::describe(const Incident& incident, const Decision& decision, B
   for (const std::string& fault : description_.injected) about->add_injected(fault);
   if (const auto before = newest_before(generations_, incident.attempt + 1)) {
     about->set_generation(before->name());
-    if (const auto known = manifests_.find(*before); known != manifests_.end())
+    if (const auto known = manifests_.find(*before); known != manifests_.end() && !known->second.empty())
       about->set_generation_sha256(known->second);
     about->set_attempts_since_generation(incident.attempt - before->attempt);
   }

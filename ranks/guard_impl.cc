@@ -130,7 +130,8 @@ void StepGuard::Impl::learn_from(DeviceAttempt& device, const Verdict& verdict) 
   if (Status s = caught([&] { return device.measured(&all); }); !s.ok()) {
     log_.set_error(Stage::kReduction, s.message());
   }
-  for (const DeviceMeasurement& one : all) add(one.stage, one.tensor, one.probe, one.offset, one.dtype);
+  for (const DeviceMeasurement& one : all) log_.add(one.stage, one.tensor, one.probe, one.offset, one.dtype);
+  progress(Phase::kDecide);
 }
 
 void StepGuard::Impl::finish() {
@@ -269,7 +270,7 @@ Decision StepGuard::Impl::broken(const Status& status) {
   Decision decision{Action::kAbort, status.code(), status.message()};
   decision.agreed = false;
   if (status.code() == StatusCode::kRankMissing && watchdog_) {
-    watchdog_->group_failed();
+    watchdog_->group_failed(status.message());
     if (asks_peers_) std::this_thread::sleep_for(kInquiryTime);
   }
   if (coordinator_) coordinator_->run_broken(epoch_, attempt_, updates_, decision);

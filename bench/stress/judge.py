@@ -364,7 +364,11 @@ class Judge:
         for event in self.named("evidence_failed"):
             self.fail(f"no evidence: {event['reason']}")
         self.counts["bundles written"] += len(written)
-        self.counts["bundles without tensors, disk too slow"] += sum(QUEUE in event.get("left_out", "") for event in events)
+        for event in events:
+            if QUEUE in event.get("left_out", ""):
+                self.counts["bundles without tensors, disk too slow"] += 1
+            elif event["bundle"] in record["compact"] and record["kinds"].get(event["bundle"]) == "NON_FINITE":
+                self.fail(f"bundle {event['bundle']} has no tensors")
         for name in sorted(written - set(record["bundles"])):
             self.fail(f"bundle {name} is not there")
         for name, clean in record["bundles"].items():
@@ -378,6 +382,8 @@ class Judge:
             if name not in written | set(record["bundles"]) and not calibration and (
                     event["epoch"] not in lost):
                 self.fail(f"no evidence of {name}")
+        if record["replayable"] and not record["replays"]:
+            self.fail("nothing was replayed")
         for name, result in record["replays"].items():
             self.counts["bundles replayed"] += 1
             if result != REPLAYED:

@@ -108,7 +108,7 @@ class Runner:
         self.cluster, self.data, self.folder, self.round = cluster, data, folder, the_round
         self.end, self.replays = end, replays
         self.run_dir = folder / "run"
-        self.record = {"legs": [], "events": [], "ledger": {}, "bundles": {}, "kinds": {}, "replays": {},
+        self.record = {"legs": [], "events": [], "ledger": {}, "bundles": {}, "kinds": {}, "compact": [], "replayable": 0, "replays": {},
                        "checkpoints_clean": True, "reference": None}
         self.job = None
         self.replays_marker = uuid.uuid4().hex
@@ -276,12 +276,15 @@ class Runner:
             record["bundles"] = {folder.name: clean for folder, clean in zip(folders, verdicts, strict=True)}
         for folder in folders:
             manifest = jobs.strict_json((folder / "manifest.json").read_text())
-            if not manifest["compact"]:
-                record["kinds"][folder.name] = manifest["kind"]
+            record["kinds"][folder.name] = manifest["kind"]
+            if manifest["compact"]:
+                record["compact"].append(folder.name)
 
     def replay(self, draw):
         """Of those that can be made again, at most so many, by lot."""
-        names = sorted(name for name, kind in self.record["kinds"].items() if kind in ("NON_FINITE", "ERROR"))
+        names = sorted(name for name, kind in self.record["kinds"].items()
+                       if kind in ("NON_FINITE", "ERROR") and name not in self.record["compact"])
+        self.record["replayable"] = min(self.replays, len(names))
         names = sorted(draw.sample(names, min(self.replays, len(names))))
 
         def one(name):

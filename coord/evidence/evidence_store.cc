@@ -34,8 +34,11 @@ struct Claim {
   TensorAllowance tensors;
 };
 
+// In memory: tensors without elements hold nothing.
 bool holds_tensors(const std::vector<EvidencePart>& parts) {
-  return std::ranges::any_of(parts, [](const EvidencePart& part) { return part.tensors_size() > 0; });
+  return std::ranges::any_of(parts, [](const EvidencePart& part) {
+    return std::ranges::any_of(part.tensors(), [](const EvidenceTensor& t) { return !t.data().empty(); });
+  });
 }
 
 struct Job {

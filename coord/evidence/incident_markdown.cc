@@ -276,7 +276,8 @@ std::string what_was_done(const BundleManifest& manifest) {
     text += fmt::format("The state before it: checkpoint {}, {} attempts earlier.\n",
                         code_span(manifest.generation()), manifest.attempts_since_generation());
     text += manifest.generation_sha256().empty()
-                ? "It was not on disk yet; `checkpoint_published` in the run's record has the digest of its "
+                ? "It was not yet known to be on disk; `checkpoint_published` in the run's record has the "
+                  "digest of its "
                   "manifest.\n"
                 : "SHA-256 of its manifest: " + code_span(manifest.generation_sha256()) + "\n";
   }

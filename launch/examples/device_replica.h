@@ -116,6 +116,8 @@ class Replica {
   int size() const { return size_; }
   std::uint64_t updates() const { return updates_; }
   NcclCollective& collective() { return *collective_; }
+  // Any thread: whoever waits in the gradients' sum returns. The guard aborts its own communicator by itself.
+  void abort_gradients() { static_cast<void>(ncclCommAbort(communicator_)); }
   CudaAttempt& attempt() { return *attempt_; }
 
  private:

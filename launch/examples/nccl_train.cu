@@ -22,6 +22,7 @@ namespace {
 int train(Replica& replica, const Options& options) {
   GuardOptions guard_options;
   guard_options.run_dir = options.run_dir;
+  guard_options.before_leaving = [&] { replica.abort_gradients(); };
   std::unique_ptr<StepGuard> guard;
   if (Status s = StepGuard::create(replica.collective(), guard_options, &guard); !s.ok()) {
     std::fprintf(stderr, "%s\n", s.to_string().c_str());

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "holdfast/coord/storage/publication.h"
+#include "holdfast/coord/storage/sha256.h"
 
 namespace holdfast {
 namespace {
@@ -54,7 +55,7 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
   std::erase(discarded_, id);
   sweep();  // all ranks are through with what they began before this one
   Status status = options_.before_publication ? options_.before_publication() : Status();
-  if (status.ok()) status = write_and_publish(manifest, id, &outcome->bytes);
+  if (status.ok()) status = write_and_publish(manifest, id, outcome);
   if (const Status& s = status; !s.ok()) {
     outcome->reason = id.name() + " refused: " + s.message();
     if (files_.exists(path_of(id))) {
@@ -66,7 +67,6 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
     return;
   }
   outcome->published = true;
-  outcome->manifest_sha256 = manifest_sha256(manifest);
   {
     const std::lock_guard lock(mutex_);
     stored_.push_back({id, outcome->bytes});
@@ -76,13 +76,14 @@ void GenerationFolder::publish(const Manifest& manifest, CheckpointOutcome* outc
 }
 
 Status GenerationFolder::write_and_publish(const Manifest& manifest, const GenerationId& id,
-                                           std::uint64_t* bytes) {
+                                           CheckpointOutcome* outcome) {
   if (Status s = check_parts(manifest); !s.ok()) return s;
   const std::string encoded = encode_manifest(manifest);
   if (Status s = check_readable(encoded); !s.ok()) return s;
-  *bytes = encoded.size();
-  for (const Part& part : manifest.parts()) *bytes += part.file_bytes();
-  if (const std::string why = quota_refusal(stored(), *bytes, options_); !why.empty())
+  outcome->manifest_sha256 = hex(sha256(encoded));
+  outcome->bytes = encoded.size();
+  for (const Part& part : manifest.parts()) outcome->bytes += part.file_bytes();
+  if (const std::string why = quota_refusal(stored(), outcome->bytes, options_); !why.empty())
     return Status::internal(why);
   const std::string partial = partial_path(path_, id.name());
   if (Status s = write_synced(files_, partial + "/" + std::string(kManifestName), encoded); !s.ok()) return s;

@@ -42,7 +42,7 @@ class GenerationFolder {
  private:
   std::string path_of(const GenerationId& id) const { return generation_path(path_, id); }
   Status check_parts(const Manifest& manifest) const;
-  Status write_and_publish(const Manifest& manifest, const GenerationId& id, std::uint64_t* bytes);
+  Status write_and_publish(const Manifest& manifest, const GenerationId& id, CheckpointOutcome* outcome);
   void sweep();
   void retain(CheckpointOutcome* outcome);
   Status remove(const GenerationId& id);

@@ -67,19 +67,23 @@ void CudaAttempt::scan(std::size_t index) {
   if (scan_error_.ok()) scan_error_ = std::move(status);
 }
 
+// What is captured is not looked at again: with less than everything, all replays would seem to be clean.
 Status CudaAttempt::enqueue() {
+  Status status = missed_scan();
+  if (status.ok()) status = enqueue_sum();
+  for (const auto& scan : scans_) scan->enqueued = false;
+  return status.ok() ? enqueue_update() : status;
+}
+
+Status CudaAttempt::enqueue_sum() {
   if (Status s = record_->upload(stream_); !s.ok()) return s;
   for (const auto& scan : scans_) {
     if (!scan->enqueued) continue;
     if (Status s = record_->add(stream_, scan->stage, *scan->plan); !s.ok()) return s;
   }
-  if (Status s = collective_.reduce_on(stream_, record_->device_lanes()); !s.ok()) return s;
-  update_status_ = enqueue_update();
-  return Status();
+  return collective_.reduce_on(stream_, record_->device_lanes());
 }
 
-// The sum is under way, and the other ranks act by it: whatever happens here must not keep this one from
-// reading it.
 Status CudaAttempt::enqueue_update() {
   return update_ ? caught([&] { return update_(collective_.device_skip_flag()); }) : Status();
 }
@@ -87,21 +91,38 @@ Status CudaAttempt::enqueue_update() {
 Status CudaAttempt::sum(Record* record) {
   if (!failure_.ok()) return failure_;
   update_status_ = Status();
-  error_ = missed_scan(*record);
   record_->host() = *record;
-  if (error_.ok()) error_ = launch_ ? collective_.launch([this] { return caught(launch_); }) : enqueue();
-  for (const auto& scan : scans_) scan->summed = std::exchange(scan->enqueued, false) || launch_ != nullptr;
-  failure_ = error_.ok() ? collective_.wait(record) : take_part(record);
+  if (launch_) {
+    error_ = replay_graph();
+  } else {
+    error_ = record->errors() == 0 ? missed_scan() : std::exchange(scan_error_, Status());
+    if (error_.ok()) error_ = enqueue_sum();
+    // The other ranks act by the sum now: whatever happens here must not keep this one from reading it.
+    if (error_.ok()) update_status_ = enqueue_update();
+  }
+  for (const auto& scan : scans_) {
+    const bool enqueued = std::exchange(scan->enqueued, false);
+    scan->summed = launch_ ? error_.ok() : enqueued;
+  }
+  failure_ = error_.ok() ? collective_.wait(record) : launch_ ? error_ : take_part(record);
   // Behind a sum that was not enqueued the flag would be that of the one before. When even this cannot be
   // enqueued, no update can.
   if (!error_.ok() || !failure_.ok()) static_cast<void>(collective_.raise_skip_flag(stream_));
   return failure_;
 }
 
+// The graph may hold more than our sum, such as that of the gradients: others would wait in it for a rank
+// that joined them in ours alone.
+Status CudaAttempt::replay_graph() {
+  const Status launched = collective_.launch([this] { return caught(launch_); });
+  if (launched.ok()) return launched;
+  collective_.abort();
+  return {StatusCode::kRankMissing, "the graph of the attempt was not launched: " + launched.message()};
+}
+
 // What was not looked at is not clean.
-Status CudaAttempt::missed_scan(const Record& record) {
+Status CudaAttempt::missed_scan() {
   if (!scan_error_.ok()) return std::exchange(scan_error_, Status());
-  if (launch_ || record.errors() != 0) return Status();
   for (const auto& scan : scans_) {
     if (scan->enqueued) continue;
     const std::string first = scan->tensors.empty() ? "no tensor" : scan->tensors.front().tensor;

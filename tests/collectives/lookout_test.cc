@@ -315,9 +315,9 @@ TEST(LookoutTransport, IsThisRanksOwnOrThatOfTheLowestRank) {
 TEST(LookoutTransport, ATrainerThatCameByEndsTheGrace) {
   LookoutWorld world = world_without_a_transport();
   EXPECT_EQ(ticks_until_left(world, LookoutWorld::kLostTicks), -1);
-  world.rank(1).lost = "";
+  world.rank(1).trainer_knows = true;
   EXPECT_EQ(ticks_until_left(world), -1);
-  world.rank(1).lost = "again";
+  world.rank(1).trainer_knows = false;
   EXPECT_GT(ticks_until_left(world), LookoutWorld::kLostTicks);
 }
 
@@ -340,12 +340,21 @@ TEST(LookoutTransport, ARankThatDiedWithItIsNamedAtOnceAndTheFailureBesideIt) {
   EXPECT_EQ(world.lookout().departure().transport_failure, "rank 1: the cable is out");
 }
 
-TEST(LookoutTransport, OfARankThatIsGoneIsOfNoAccount) {
+// Who met it ends first, and is not to be taken for its cause.
+TEST(LookoutTransport, OfARankThatDiedOfItIsOnRecord) {
   LookoutWorld world = world_without_a_transport();
   world.answer(1);
   world.lookout().closed(1);
   EXPECT_LT(ticks_until_left(world), 10);
-  EXPECT_EQ(world.lookout().departure().transport_failure, "");
+  EXPECT_EQ(missing_text(world.lookout().departure()), "1 died");
+  EXPECT_EQ(world.lookout().departure().transport_failure, "rank 1: the cable is out");
+}
+
+TEST(LookoutTransport, OfARankThatIsDoneIsOfNoAccount) {
+  LookoutWorld world = world_without_a_transport();
+  world.answer(1);
+  world.lookout().goodbye(1);
+  EXPECT_EQ(ticks_until_left(world), -1);
 }
 
 TEST(LookoutTransport, ADeputyLeavesItToRankZeroWhileThatAnswers) {

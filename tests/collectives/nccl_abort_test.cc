@@ -14,14 +14,6 @@ using NcclAbort = NcclTest;
 
 using Clock = std::chrono::steady_clock;
 
-bool soon(const std::function<bool()>& holds) {
-  for (int i = 0; i < 5000; ++i) {
-    if (holds()) return true;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return false;
-}
-
 struct Phase {
   const char* name;
   const char* function;  // which, once rank 0 has called it, has rank 0 waiting

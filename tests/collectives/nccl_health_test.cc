@@ -13,14 +13,6 @@ using Clock = std::chrono::steady_clock;
 
 using NcclHealth = NcclTest;
 
-bool soon(const std::function<bool()>& holds) {
-  for (int i = 0; i < 5000; ++i) {
-    if (holds()) return true;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return false;
-}
-
 Status reduce(NcclCollective& collective) {
   Record record;
   return collective.reduce(record);
@@ -33,17 +25,13 @@ Status failure_of(NcclCollective& collective) {
   return health;
 }
 
-void inject_next(const std::string& function, Kind kind) {
-  stand_in::inject({function, 0, stand_in::calls(0, function) + 1, kind});
-}
-
 constexpr char kAsynchronous[] =
     "RANK_MISSING (84): asynchronous error of NCCL: remote process exited: the last words";
 
 TEST_F(NcclHealth, AnAsynchronousErrorIsKnownWithoutACollectiveAndIsTheReasonOfTheNextFailure) {
   run_nccl(1, [](NcclCollective& collective) {
     EXPECT_TRUE(collective.health().ok());
-    inject_next("ncclCommGetAsyncError", Kind::kAsyncError);
+    inject_next("ncclCommGetAsyncError", 0, Kind::kAsyncError);
     EXPECT_EQ(failure_of(collective).to_string(), kAsynchronous);
     EXPECT_EQ(collective.health().to_string(), kAsynchronous);
     EXPECT_EQ(stand_in::calls(0, "ncclCommAbort"), 0);
@@ -59,7 +47,7 @@ TEST_F(NcclHealth, AnAsynchronousErrorIsKnownWithoutACollectiveAndIsTheReasonOfT
 
 TEST_F(NcclHealth, ACallThatIsRefusedIsAFailureToo) {
   run_nccl(1, [](NcclCollective& collective) {
-    inject_next("ncclCommGetAsyncError", Kind::kError);
+    inject_next("ncclCommGetAsyncError", 0, Kind::kError);
     EXPECT_NE(failure_of(collective).message().find("injected system error"), std::string::npos);
   });
   expect_clean_end();
@@ -67,7 +55,7 @@ TEST_F(NcclHealth, ACallThatIsRefusedIsAFailureToo) {
 
 TEST_F(NcclHealth, AfterAFailureItIsThatFailure) {
   run_nccl(1, [](NcclCollective& collective) {
-    inject_next("ncclAllReduce", Kind::kError);
+    inject_next("ncclAllReduce", 0, Kind::kError);
     const Status failure = reduce(collective);
     EXPECT_EQ(failure.code(), StatusCode::kRankMissing);
     EXPECT_EQ(collective.health().to_string(), failure.to_string());
@@ -103,7 +91,7 @@ TEST_F(NcclHealth, IsAskedForWhileCollectivesRunAndHarmsNone) {
 // The watchdog has peers to answer.
 TEST_F(NcclHealth, IsGivenAtOnceWhenNcclDoesNotAnswer) {
   run_nccl(1, [](NcclCollective& collective) {
-    inject_next("ncclCommGetAsyncError", Kind::kDwells);
+    inject_next("ncclCommGetAsyncError", 0, Kind::kDwells);
     EXPECT_TRUE(collective.health().ok());
     EXPECT_TRUE(soon([] { return stand_in::held_back() == 1; }));
     const auto start = Clock::now();
@@ -122,7 +110,7 @@ TEST_F(NcclHealth, ACollectiveBehindAnAnswerThatNeverComesEndsByItsDeadline) {
   ASSERT_TRUE(NcclCollective::make_id(&id).ok());
   std::unique_ptr<NcclCollective> collective;
   ASSERT_TRUE(NcclCollective::create(id, 0, 1, 0, nccl_options(milliseconds(500)), &collective).ok());
-  inject_next("ncclCommGetAsyncError", Kind::kDwells);
+  inject_next("ncclCommGetAsyncError", 0, Kind::kDwells);
   EXPECT_TRUE(collective->health().ok());
   EXPECT_TRUE(soon([] { return stand_in::held_back() == 1; }));
   const auto start = Clock::now();
@@ -145,7 +133,7 @@ TEST_F(NcclHealth, AnAbortWaitsForTheCallThatAnotherThreadIsInAndNoneFollows) {
     SCOPED_TRACE(function);
     stand_in::reset();
     run_nccl(1, [&](NcclCollective& collective) {
-      inject_next(function, Kind::kDwells);
+      inject_next(function, 0, Kind::kDwells);
       std::jthread watchdog([&] {
         EXPECT_TRUE(soon([] { return stand_in::held_back() == 1; }));
         std::jthread other([&] { collective.abort(); });
@@ -177,7 +165,7 @@ TEST_F(NcclHealth, AnAbortDoesNotWaitForEverForACallThatDoesNotReturn) {
   ASSERT_TRUE(NcclCollective::make_id(&id).ok());
   std::unique_ptr<NcclCollective> collective;
   ASSERT_TRUE(NcclCollective::create(id, 0, 1, 0, nccl_options(), &collective).ok());
-  inject_next("ncclAllReduce", Kind::kNeverReturns);
+  inject_next("ncclAllReduce", 0, Kind::kNeverReturns);
   std::jthread trainer([&] {
     cudaSetDevice(0);
     EXPECT_EQ(reduce(*collective).code(), StatusCode::kRankMissing);

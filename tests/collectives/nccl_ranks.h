@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -43,6 +45,22 @@ inline void run_nccl(int size, const std::function<void(NcclCollective&)>& body,
 inline void expect_clean_end() {
   EXPECT_EQ(stand_in::misuse(), std::vector<std::string>());
   EXPECT_EQ(stand_in::held(), 0u);
+}
+
+// Waits for it.
+inline bool within(std::chrono::milliseconds time, const std::function<bool()>& holds) {
+  using Clock = std::chrono::steady_clock;
+  for (const auto until = Clock::now() + time; Clock::now() < until;) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return holds();
+}
+inline bool soon(const std::function<bool()>& holds) { return within(std::chrono::seconds(5), holds); }
+
+// The next call of `function` on this rank, but `ahead` others, goes wrong.
+inline void inject_next(const std::string& function, int rank, stand_in::Kind kind, int ahead = 0) {
+  stand_in::inject({function, rank, stand_in::calls(rank, function) + 1 + ahead, kind});
 }
 
 class NcclTest : public testing::Test {

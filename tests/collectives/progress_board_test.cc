@@ -33,6 +33,33 @@ TEST(ProgressBoard, EachCallIsABeatAndAStepOfItsAttempt) {
   EXPECT_EQ(board.beats(), 5u);
 }
 
+// A rank that has failed observes nothing, and comes to the same meetings.
+TEST(ProgressBoard, WhoWaitsForOthersIsAtTheirPlaceWhateverItObservedBefore) {
+  ProgressBoard healthy, failed, hangs;
+  for (ProgressBoard* board : {&healthy, &failed, &hangs}) board->enter(1, 7, Phase::kBegin);
+  for (int tensor = 0; tensor < 5; ++tensor) {
+    healthy.enter(1, 7, Phase::kObserve);
+    hangs.enter(1, 7, Phase::kObserve);
+  }
+  EXPECT_TRUE(failed.place().behind(hangs.place()));
+  for (const Phase phase : {Phase::kReduce, Phase::kDecide, Phase::kDecide, Phase::kUpdate}) {
+    healthy.enter(1, 7, phase);
+    failed.enter(1, 7, phase);
+    EXPECT_FALSE(failed.place().behind(healthy.place()));
+    EXPECT_FALSE(healthy.place().behind(failed.place()));
+    EXPECT_TRUE(hangs.place().behind(failed.place()));
+  }
+}
+
+TEST(ProgressBoard, AnyNumberOfObservationsIsNoMeeting) {
+  ProgressBoard board, other;
+  board.enter(1, 7, Phase::kBegin);
+  other.enter(1, 7, Phase::kBegin);
+  for (std::uint32_t i = 0; i < Place::kMeeting + 5; ++i) board.enter(1, 7, Phase::kObserve);
+  other.enter(1, 7, Phase::kReduce);
+  EXPECT_TRUE(board.place().behind(other.place()));
+}
+
 TEST(ProgressBoard, PausesNest) {
   ProgressBoard board;
   board.pause();

@@ -126,7 +126,7 @@ TEST_F(WatchdogDeathTest, ATrainerThatKnowsOfTheFailureEndsTheRunItself) {
   EXPECT_EXIT(
       {
         Watchdog watchdog(3, over_failing_transport(options(std::chrono::hours(1))));
-        watchdog.group_failed();
+        watchdog.group_failed("the cable is out");
         sleep_for(milliseconds(6'000));
         _exit(0);
       },

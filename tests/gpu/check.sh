@@ -154,7 +154,11 @@ fi
 # The guarded one, with a process for each GPU.
 if [[ -z $trainer_program ]] && command -v mpirun >/dev/null; then
   if [[ -f build/CMakeCache.txt ]] && command -v cmake >/dev/null; then
-    cmake --build build --parallel --target nccl_train >"$out/nccl_train.log" 2>&1 || true # it may be there all the same
+    if ! cmake --build build --parallel --target nccl_train >"$out/nccl_train.log" 2>&1; then
+      tail -n 30 "$out/nccl_train.log"
+      echo "nccl_train: does not build, see $out/nccl_train.log"
+      exit 1
+    fi
   fi
   if [[ -x build/bin/nccl_train ]]; then trainer_program=$root/build/bin/nccl_train; fi
 fi

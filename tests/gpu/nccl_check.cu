@@ -270,7 +270,10 @@ void check_attempts(NcclCollective& collective, std::barrier<>& all) {
     const bool clean = judge(record, size).clean();
     expect(clean == !(counted || told), rank, "the verdict of an attempt");
     std::vector<DeviceMeasurement> measured;
-    if (!clean) must(attempt->measured(&measured));
+    if (!clean) {
+      must(attempt->measured(&measured));
+      expect(measured.size() == tensors.size(), rank, "how much an attempt measured");
+    }
     for (const DeviceMeasurement& one : measured) {
       const bool bad = counted && rank == size - 1 && one.tensor == "1";
       expect(one.probe.first_bad == (bad ? 11 : -1), rank, "what an attempt measured");

@@ -109,6 +109,7 @@ class GoodRecord:
     def record(self):
         names = [event["bundle"] for event in self.events if event["event"] == "evidence_written"]
         return {"legs": self.legs, "events": self.events, "ledger": self.ledger,
-                "bundles": {name: True for name in names}, "kinds": {}, "replays": {names[0]: "REPRODUCED"},
+                "bundles": {name: True for name in names}, "kinds": dict.fromkeys(names, "NON_FINITE"), "compact": [],
+                "replayable": 1, "replays": {names[0]: "REPRODUCED"},
                 "checkpoints_clean": True,
                 "reference": copy.deepcopy(self.legs[-1]["digests"]) if self.round.reference else None}

@@ -286,6 +286,17 @@ class Judge(unittest.TestCase):
             record["events"].append({"event": "evidence_failed", "epoch": 1, "attempt": 1, "bundle": "e0001-a0000000001",
                                      "reason": "no space"})
         self.assert_found("no evidence: no space", failed)
+        self.assert_found("has no tensors", lambda record: record["compact"].append(name(record)))
+        self.assert_found("nothing was replayed", lambda record: record["replays"].clear())
+
+    def test_a_bundle_without_tensors_is_counted_when_the_disk_was_too_slow(self):
+        record = self.good("values")
+        event = self.one(record, "evidence_written")
+        event["left_out"] = f"all tensors left out: {judge.QUEUE}"
+        record["compact"].append(event["bundle"])
+        verdict = judge.Judge(self.rounds["values"], record).judge()
+        self.assertEqual([], verdict.failures)
+        self.assertEqual(1, verdict.counts["bundles without tensors, disk too slow"])
 
 
 class Plan(unittest.TestCase):

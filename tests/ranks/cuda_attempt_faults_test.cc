@@ -9,12 +9,6 @@ namespace {
 using stand_in::Kind;
 using CudaAttemptFaults = NcclTest;
 
-// The next but `ahead` call of `function` on this rank goes wrong.
-void break_next(const DeviceRank& rank, const std::string& function, Kind kind = Kind::kError,
-                int ahead = 0) {
-  stand_in::inject({function, rank.rank, stand_in::calls(rank.rank, function) + 1 + ahead, kind});
-}
-
 // What fails on one rank before the sum: all ranks learn of it, in the same sum.
 TEST_F(CudaAttemptFaults, ACudaErrorOnOneRankIsAnErrorOfThatRankOnAll) {
   for (const bool in_scan : {false, true}) {
@@ -23,7 +17,7 @@ TEST_F(CudaAttemptFaults, ACudaErrorOnOneRankIsAnErrorOfThatRankOnAll) {
     run_devices(2, guard_options(kSkipAnything), [&](DeviceRank& rank) {
       decisions.add(rank.rank, rank.attempt());
       if (rank.rank == 1 && in_scan) stand_in::refuse_launch = true;
-      if (rank.rank == 1 && !in_scan) break_next(rank, "cudaMemcpyAsync");
+      if (rank.rank == 1 && !in_scan) inject_next("cudaMemcpyAsync", rank.rank, Kind::kError);
       decisions.add(rank.rank, rank.attempt());
       EXPECT_EQ(*rank.seen, rank.rank == 1 ? DeviceRank::kNoUpdate : 1u);
       decisions.add(rank.rank, rank.attempt());
@@ -40,7 +34,7 @@ TEST_F(CudaAttemptFaults, ACudaErrorOnOneRankIsAnErrorOfThatRankOnAll) {
 TEST_F(CudaAttemptFaults, ACudaErrorAbortsWithoutAnUpdateByDefault) {
   Decisions decisions(2);
   run_devices(2, guard_options(), [&](DeviceRank& rank) {
-    if (rank.rank == 1) break_next(rank, "cudaMemcpyAsync");
+    if (rank.rank == 1) inject_next("cudaMemcpyAsync", rank.rank, Kind::kError);
     decisions.add(rank.rank, rank.attempt());
   });
   EXPECT_EQ(decisions.agreed_actions(), Actions{"ABORT 80"});
@@ -85,8 +79,9 @@ TEST_F(CudaAttemptFaults, ASumThatFailsOnOneRankIsAppliedOnNone) {
     // Else the other's sum is complete.
     const bool on_both = one.kind == Kind::kNeverCompletes || one.function == std::string("launch_publish");
     const auto decisions = with_deadline([&](DeviceRank& rank) {
-      if (rank.rank == 1 || on_both) break_next(rank, one.function, one.kind);
-      if (one.kind == Kind::kAsyncError && rank.rank == 0) break_next(rank, "ncclAllReduce");
+      if (rank.rank == 1 || on_both) inject_next(one.function, rank.rank, one.kind);
+      if (one.kind == Kind::kAsyncError && rank.rank == 0)
+        inject_next("ncclAllReduce", rank.rank, Kind::kError);
     });
     for (const auto& mine : decisions) {
       ASSERT_EQ(mine.size(), 2u);
@@ -102,11 +97,25 @@ TEST_F(CudaAttemptFaults, ASumThatFailsOnOneRankIsAppliedOnNone) {
 // Nothing can be done for the one that has it: what it applied is void. On each the device does as its host.
 TEST_F(CudaAttemptFaults, ASumThatOneRankDoesNotGetIsNotAppliedThere) {
   const auto break_it = [](DeviceRank& rank) {
-    if (rank.rank == 1) break_next(rank, "ncclAllReduce", Kind::kNeverCompletes);
+    if (rank.rank == 1) inject_next("ncclAllReduce", rank.rank, Kind::kNeverCompletes);
   };
   const auto decisions = with_deadline(break_it, 2);
   EXPECT_TRUE(decisions[0].at(1).apply());
   EXPECT_EQ(decisions[1].at(1).exit_code(), 84);
+}
+
+// Its graph may hold the gradients' sum, too, in which the others wait: it cannot join them in ours alone.
+TEST_F(CudaAttemptFaults, AGraphThatOneRankCannotLaunchEndsTheAttemptsOfAll) {
+  const auto break_it = [](DeviceRank& rank) {
+    if (rank.rank == 1) rank.device->replay([] { return Status::internal("cudaGraphLaunch: refused"); });
+  };
+  const auto decisions = with_deadline(break_it);
+  for (const std::vector<Decision>& mine : decisions) {
+    EXPECT_EQ(mine.at(1).exit_code(), 84);
+    EXPECT_FALSE(mine.at(1).agreed);
+  }
+  EXPECT_TRUE(mentions(decisions[1].at(1).reason, "refused")) << decisions[1].at(1).reason;
+  expect_clean_end();
 }
 
 // Whoever aborts, such as a watchdog, while the host is elsewhere.
@@ -169,7 +178,8 @@ TEST_F(CudaAttemptFaults, WhatCannotBeReadBackIsMissingFromTheRecordAndNothingEl
   run_devices(2, guard_options(kSkipAnything), [&](DeviceRank& rank) {
     if (rank.rank == 1) {
       rank.gradient[1] = kNanF;
-      break_next(rank, "cudaMemcpyAsync", Kind::kError, 2);  // behind the record, and what the update does
+      inject_next("cudaMemcpyAsync", rank.rank, Kind::kError,
+                  2);  // behind the record, and what the update does
     }
     decisions.add(rank.rank, rank.attempt());
     rank.gradient[1] = 1;

@@ -23,18 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kRanks = 3;
 constexpr char kFolder[] = "HOLDFAST_NCCL_LEAVING_TEST";  // of the parent, told to the process that ends
 
-bool within(milliseconds time, const std::function<bool()>& holds) {
-  for (const auto until = Clock::now() + time; Clock::now() < until;) {
-    if (holds()) return true;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return holds();
-}
-
-void inject_next(const std::string& function, int rank, Kind kind) {
-  stand_in::inject({function, rank, stand_in::calls(rank, function) + 1, kind});
-}
-
 // Every rank has called ncclCommAbort so often.
 bool all_aborted(int times) {
   for (int r = 0; r < kRanks; ++r) {

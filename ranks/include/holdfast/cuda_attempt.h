@@ -89,12 +89,13 @@ class CudaAttempt final : public DeviceAttempt {
   // but for an attempt in which the host reports an error anyway.
   void scan(std::size_t index);
 
-  // Local: enqueues all that sum() does, from the record to the update. Called by sum(), or to be captured in
-  // a CUDA graph with the scans, and whatever else of the attempt, before it; not while a sum is unread.
-  // What became of the update is in update_status().
+  // Local, to be captured in a CUDA graph behind the scans, and whatever else of the attempt: enqueues all
+  // that sum() does, from the record to the update. Not while a sum is unread. When it fails, such as for a
+  // scan that is missing or an update that cannot be enqueued, what was captured must not be launched.
   Status enqueue();
   // Of the same on every rank: from now on sum() calls `launch`, which launches such a graph, and expects no
-  // scan(). It fails only when nothing was launched.
+  // scan(). A graph that cannot be launched on one rank ends the attempts of all (RANK_MISSING): the others
+  // may be waiting in a collective of it.
   void replay(std::function<Status()> launch) { launch_ = std::move(launch); }
 
   int rank() const override { return collective_.rank(); }
@@ -108,8 +109,10 @@ class CudaAttempt final : public DeviceAttempt {
  private:
   struct Scan;
   CudaAttempt(NcclCollective& collective, CUstream_st* stream);
-  Status missed_scan(const Record& record);
+  Status missed_scan();
+  Status enqueue_sum();
   Status enqueue_update();
+  Status replay_graph();
   Status take_part(Record* record);
 
   NcclCollective& collective_;

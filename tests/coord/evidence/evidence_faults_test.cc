@@ -227,12 +227,22 @@ TEST(EvidenceFaultsTest, OnADiskThatHangsBundlesWithoutTensorsWaitUpToACap) {
   auto store = open_store(temp / "incidents", {}, files);
   files.close();
   std::vector<EvidencePart> bare = sample_parts();
-  for (EvidencePart& part : bare) part.clear_tensors();
+  for (EvidencePart& part : bare) {
+    for (EvidenceTensor& tensor : *part.mutable_tensors()) {
+      tensor.clear_shape();
+      tensor.add_shape(0);  // a batch without a single sample
+      tensor.clear_data();
+    }
+  }
   store->submit(sample_about(1), sample_parts());
   files.wait_for_a_writer();
   store->submit(sample_about(2), sample_parts());
   EXPECT_EQ(store->next().why, "one bundle with tensors is still being written and another waits");
-  for (std::uint64_t attempt = 3; attempt <= 17; ++attempt) store->submit(sample_about(attempt), bare);
+  for (std::uint64_t attempt = 3; attempt <= 17; ++attempt) {
+    BundleManifest about = sample_about(attempt);
+    about.set_compact(true);
+    store->submit(about, bare);
+  }
   EXPECT_EQ(store->next().why, "one bundle with tensors is still being written and another waits");
   std::vector<BundleOutcome> outcomes = store->take_outcomes();
   ASSERT_EQ(outcomes.size(), 1u);

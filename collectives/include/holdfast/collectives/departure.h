@@ -44,8 +44,8 @@ struct Departure {
   std::vector<MissingRank> missing;  // empty: all stand still at one place
   std::vector<SurvivingRank> survivors;
   bool alone = false;  // the reporter could reach nobody, and knows only that it stands still
-  // "rank 1: ...", where a watchdog found the transport to have failed under a training thread that was busy
-  // elsewhere; of several the lowest. Empty: nowhere.
+  // "rank 1: ...", where the transport said that it failed, to a training thread or to a watchdog; of several
+  // the lowest. Empty: nowhere.
   std::string transport_failure;
 
   // One line for people: "rank 2 (host b, pid 71) is silent, last seen at attempt 12, phase observe; ...".

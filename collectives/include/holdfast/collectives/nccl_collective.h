@@ -76,9 +76,10 @@ class NcclCollective final : public Collective {
   // Enqueues that it is up, where the sum that was due has not been enqueued. INTERNAL when that fails.
   Status raise_skip_flag(CUstream_st* stream);
 
-  // Calls `graph`, which launches one with a captured reduce_on(), and gives what that gives. RANK_MISSING,
-  // with nothing launched, once the communicator is lost: an abort waits for a launch as it waits for a call
-  // of NCCL's. `graph` may call reduce_on() itself.
+  // Calls `graph`, which launches one with a captured reduce_on(), and gives what that gives or throws. An
+  // abort waits for it, as for a call of NCCL's. RANK_MISSING once the communicator is lost: nothing was
+  // launched, or it was while the abort came, and the flag behind it is up. `graph` may call reduce_on()
+  // itself.
   Status launch(const std::function<Status()>& graph);
 
   // Waits for the oldest sum that was not read yet, once for each reduce_on() and replay. May be late, but

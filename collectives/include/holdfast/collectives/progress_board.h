@@ -15,8 +15,13 @@ std::string_view phase_name(Phase phase);  // "outside", "begin", ...
 struct Place {
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;
-  std::uint32_t step = 0;  // calls to enter() in this attempt
+  // kMeeting for each point of the attempt that all ranks come to, and the calls to enter() since the last.
+  // So ranks that observe more or fewer tensors, such as one that has failed, are at the same place when they
+  // wait for others.
+  std::uint32_t step = 0;
   Phase phase = Phase::kOutside;
+
+  static constexpr std::uint32_t kMeeting = 1 << 20;
 
   bool behind(const Place& other) const;
 };
@@ -28,7 +33,13 @@ class ProgressBoard {
   void enter(std::uint64_t epoch, std::uint64_t attempt, Phase phase) {
     const bool same = attempt_.load(std::memory_order_relaxed) == attempt &&
                       epoch_.load(std::memory_order_relaxed) == epoch;
-    const std::uint32_t step = same ? step_.load(std::memory_order_relaxed) + 1 : 0;
+    const std::uint32_t before = step_.load(std::memory_order_relaxed);
+    const bool meets = phase != Phase::kObserve;
+    const bool full = before % Place::kMeeting == Place::kMeeting - 1;
+    const std::uint32_t next = meets  ? (before / Place::kMeeting + 1) * Place::kMeeting
+                               : full ? before
+                                      : before + 1;
+    const std::uint32_t step = same ? next : 0;
     epoch_.store(epoch, std::memory_order_relaxed);
     attempt_.store(attempt, std::memory_order_relaxed);
     step_.store(step, std::memory_order_relaxed);

@@ -88,7 +88,8 @@ class Watchdog {
   // A collective failed on this rank, which is not stuck and yet cannot go on: asks who is missing. If
   // somebody is, all leave, this process among them; if nobody is, the end is the caller's. A watchdog that
   // has nobody to ask goes on watching for the deadline alone. Any thread; returns at once.
-  void group_failed();
+  // `why` goes into the departure.
+  void group_failed(const std::string& why);
 
  private:
   class Impl;
