@@ -22,7 +22,8 @@ constexpr std::size_t kMostText = 400;  // of what is told of a transport that f
 constexpr std::string_view kHurry = "hurry";  // payload of a suspicion that cannot wait
 
 // Others' words, and a library's, are shown on a terminal.
-std::string on_one_line(std::string text) {
+std::string on_one_line(std::string_view of) {
+  std::string text(of);
   std::ranges::replace_if(
       text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
   return text;
@@ -143,9 +144,9 @@ void Watchdog::Impl::group_failed(const std::string& why) {
 void Watchdog::Impl::look_at_transport() {
   if (!lost_.empty()) return;
   const bool told = group_failed_;
-  std::string why = told ? what_was_told() : ask_transport();
+  const std::string why = told ? what_was_told() : ask_transport();
   if (!told && why.empty()) return;
-  lost_ = on_one_line(why.empty() ? "no reason given" : std::move(why));
+  lost_ = on_one_line(why.empty() ? "no reason given" : why);
   if (!told) say(": the transport failed: " + lost_);
   begin_abort();
 }
