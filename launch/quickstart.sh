@@ -40,7 +40,7 @@ if [[ -z $programs ]]; then
   ((fitting >= jobs)) || jobs=$((fitting > 1 ? fitting : 1))
   cd "$root"
   cmake --preset release
-  cmake --build --preset release --target guarded_train -j "$jobs"
+  cmake --build --preset release --target guarded_train holdfast -j "$jobs"
   programs=$root/build/bin
 fi
 
@@ -127,3 +127,10 @@ What happened: {ranks} ranks trained for {last["attempt"]} attempts. At attempt 
 weight. All {ranks} ranks
 skipped that attempt together and went on: {last["update"]} updates, test accuracy {100 * accuracy:.1f} %.""")
 END
+
+incident=$run/incidents/$(printf 'e0001-a%010d' "$bad_attempt")
+echo
+echo "To look further:"
+echo "  $(printf '%q ' "$programs/holdfast" status "$run")"
+echo "  $(printf '%q ' "$programs/holdfast" incident show "$incident")"
+echo "  $(printf '%q ' "$programs/guarded_train" --replay "$incident")"

@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kFooter = R"(
 Faults: --inject KIND@STAGE[,key=value...]
   KIND   nan | inf | -inf | snan | value=X | throw | hang | stop | kill | exit=C
-  STAGE  input | forward | loss | backward | reduction | optimizer 
+  STAGE  input | forward | loss | backward | reduction | optimizer
   keys   attempt=A or every=K (one of them), rank=R|all (default 0; reduction and values at optimizer: all),
          tensor=GLOB,
          index=N|first|middle|last, micro=M, epoch=E (only in this one; a rollback or restart begins the next),
@@ -28,7 +28,7 @@ Faults: --inject KIND@STAGE[,key=value...]
 
 Exit codes, the same on every rank and from mpirun whenever the guard decides the exit:
   0 done   64 usage, bad policy, bad input   80 internal error or exception   81 skip or rollback budget spent, on_first: ABORT
-  82 loss scale exhausted   83 ranks disagree   84 a rank is missing or stuck
+  82 loss scale exhausted   83 ranks disagree, or replicas differ   84 a rank is missing or stuck
   85 no clean checkpoint to restore   86 stopped by the operator
   87 restart refused: the run was aborted, or fails again and again, and nobody ran `holdfast ack` on it
 `holdfast stop RUN_DIR` stops a run from any host that sees its folder (86); `holdfast status RUN_DIR` shows it.
