@@ -121,7 +121,7 @@ Status RunFolder::create(const std::string& path) {
   if (Status s = lock(path); !s.ok()) return s;
   if (holds_record(path)) {
     return Status::usage("the run folder " + path +
-                         " holds the record of an earlier run; choose another, or go on with it by --resume");
+                         " holds the record of an earlier run; choose another, or resume that run (--resume, GuardOptions::resume)");
   }
   return take();
 }

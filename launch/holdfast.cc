@@ -1,6 +1,7 @@
 // For whoever looks after a run: holdfast COMMAND RUN_DIR. Needs neither MPI nor the machines of the run.
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "cli/commands.h"
 #include "holdfast/coord/printable.h"
@@ -46,7 +47,7 @@ int main(int argc, char** argv) {
     } catch (const CLI::Success& help) {
       return app.exit(help);
     } catch (const CLI::ParseError& error) {
-      return fail(error.what(), holdfast::StatusCode::kUsage);
+      return fail((std::string(error.what()) + ". See --help").c_str(), holdfast::StatusCode::kUsage);
     }
     if (!outcome.status.ok()) return fail(outcome.status.message().c_str(), outcome.status.code());
     return outcome.not_yet || outcome.bad ? 1 : 0;

@@ -22,7 +22,7 @@ struct Arguments {
 Status run(const Arguments& arguments) {
   std::string what;
   if (Status s = acknowledge(arguments.run_dir, arguments.acknowledgement, &what); !s.ok()) return s;
-  std::printf("acknowledged by %s: %s\nThe run may be resumed. Its budgets go on as they were.\n",
+  std::printf("acknowledged by %s: %s\nThe run may be resumed. Its budgets go on, or back with it to its checkpoint.\n",
               printable(arguments.acknowledgement.owner).c_str(), what.c_str());
   return Status();
 }

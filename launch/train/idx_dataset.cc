@@ -250,7 +250,8 @@ Status load(const std::string& dir, const std::string& split, int class_count, I
     return Status::usage("data set split '" + split + "' is neither train nor t10k");
   }
   struct stat info {};
-  if (::stat(dir.c_str(), &info) != 0) return Status::usage(dir + ": " + std::strerror(errno));
+  if (::stat(dir.c_str(), &info) != 0) return Status::usage("--data " + dir + ": " + std::strerror(errno) +
+                         ". Debian's package dataset-fashion-mnist has the data set");
   if (!S_ISDIR(info.st_mode)) return Status::usage(dir + ": not a directory");
 
   std::string images;
