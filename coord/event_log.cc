@@ -10,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "holdfast/coord/printable.h"
 #include "storage/posix_io.h"
 
 namespace holdfast {
@@ -52,9 +53,11 @@ EventLog::~EventLog() {
 }
 
 Status EventLog::open(const std::string& path) {
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  path_ = path;
+  fd_ = open_log(path);
   if (fd_ >= 0) return Status();
-  return Status::internal("cannot open " + path + ": " + std::strerror(errno));
+  why_closed_ = errno == ENXIO ? "not a file" : std::strerror(errno);
+  return Status::internal("cannot open " + path + ": " + why_closed_);
 }
 
 Status EventLog::append(const std::string& name, const nlohmann::ordered_json& fields) {
@@ -65,14 +68,14 @@ Status EventLog::append(const std::string& name, const nlohmann::ordered_json& f
 
   const off_t before = lseek(fd_, 0, SEEK_END);
   if (before >= 0 && write_all(fd_, line) && fdatasync(fd_) == 0) return Status();
-  const std::string why = std::strerror(errno);
+  const std::string why = fd_ < 0 ? why_closed_ : std::strerror(errno);
   // Half a line would spoil the next one.
   if (before >= 0 && ftruncate(fd_, before) != 0) lseek(fd_, 0, SEEK_END);
   if (lost_events_++ == 0) {
-    std::fprintf(stderr, "holdfast: an event could not be written to the log (%s); training goes on: %s",
-                 why.c_str(), line.c_str());
+    std::fprintf(stderr, "holdfast: a line could not be written to %s (%s); training goes on: %s",
+                 printable(path_).c_str(), why.c_str(), line.c_str());
   }
-  return Status::internal("event log: " + why);
+  return Status::internal(path_ + ": " + why);
 }
 
 }  // namespace holdfast

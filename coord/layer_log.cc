@@ -1,6 +1,5 @@
 #include "layer_log.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,7 +22,7 @@ void LayerLog::close() {
 
 Status LayerLog::open(const std::string& path, std::uint64_t most_bytes) {
   if (Status s = drop_half_line(path); !s.ok()) return s;
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  fd_ = open_log(path);
   struct stat info {};
   if (fd_ < 0 || fstat(fd_, &info) != 0)
     return Status::internal("cannot open " + path + ": " + std::strerror(errno));

@@ -61,6 +61,7 @@ StateBytes StepGuard::Impl::own_state() {
 }
 
 Status StepGuard::Impl::register_state(TrainingState state) {
+  if (sweep_) return Status::usage("register_state() a second time: the state is told once, all of it");
   const PausedWatchdog paused(watchdog_.get());
   state_ = std::move(state);
   state_.add(own_state());
@@ -164,7 +165,8 @@ Status StepGuard::Impl::restore() {
 Decision StepGuard::Impl::roll_back() {
   const PausedWatchdog paused(watchdog_.get());
   closing_ = false;
-  const Status status = restore();
+  const Status status =
+      store_ ? restore() : Status::usage("roll_back() without checkpoints: there is nothing to go back to");
   if (status.ok()) {
     // A restart must not feed again what was dropped.
     if (policy_.rollback_skips_data()) save_checkpoint();

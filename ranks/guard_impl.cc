@@ -69,6 +69,12 @@ Probe StepGuard::Impl::observe(Stage stage, std::string_view tensor, const Tenso
     log_.set_error(stage, std::string(tensor) + " has an unknown dtype, number " +
                               std::to_string(static_cast<int>(view.dtype)) + ", and cannot be scanned");
   }
+  // What cannot be looked at is not clean.
+  if (view.element_count < 0 || (view.element_count > 0 && view.data == nullptr)) {
+    log_.set_error(stage, std::string(tensor) + " has " + std::to_string(view.element_count) + " elements" +
+                              (view.data == nullptr ? " and no memory" : "") + ", and cannot be scanned");
+    return Probe();
+  }
   const Probe probe = scan(view);
   add(stage, tensor, probe, offset, view.dtype);
   return probe;

@@ -125,6 +125,14 @@ void BundleWriter::tell_of_tensors() {
   std::uint64_t bytes = 0;
   std::uint64_t count = 0;
   std::string why;
+  // What the ranks did not even send, unless it was all of it and is told below.
+  for (const EvidencePart& part : manifest_.parts()) {
+    if (manifest_.omitted_size() > 0) break;
+    for (const Omitted& omitted : part.omitted()) {
+      if (count++ == 0) why = printable(omitted.why());
+      bytes += omitted.bytes();
+    }
+  }
   for (Tensor& tensor : tensors_) {
     EvidencePart* part = manifest_.mutable_parts(tensor.part);
     if (tensor.why.empty()) {

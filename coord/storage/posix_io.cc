@@ -1,11 +1,28 @@
 #include "posix_io.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 namespace holdfast {
+
+int open_log(const std::string& path) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
+  struct stat info {};
+  if (fd < 0) return fd;
+  int why = 0;
+  if (fstat(fd, &info) != 0) {
+    why = errno;
+  } else if (!S_ISREG(info.st_mode)) {
+    why = ENXIO;  // what open() says of a pipe that nobody reads
+  }
+  if (why == 0) return fd;
+  close(fd);
+  errno = why;
+  return -1;
+}
 
 bool write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {

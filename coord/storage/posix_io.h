@@ -1,10 +1,16 @@
-// The system's calls, gone on with when a signal interrupts them. All say false, with errno, on failure.
+// The system's calls, gone on with when a signal interrupts them. Those that give a bool say false, with
+// errno, on failure.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 namespace holdfast {
+
+// A log to append to, made (mode 0600) when it is not there; -1, with errno, on failure. Never waits, and
+// takes no pipe or device: one without a reader would hold up the training, and /dev/zero would swallow the
+// record.
+int open_log(const std::string& path);
 
 // All of `bytes`, from the file's position.
 bool write_all(int fd, std::string_view bytes);

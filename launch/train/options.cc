@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -59,6 +60,19 @@ CLI::Validator finite(const std::string& name, bool (*allowed)(double)) {
         return good ? std::string() : "'" + text + "' is not a number in the range " + name;
       },
       name);
+}
+
+// CLI11 takes -1 for 2^64 - 1, and what is more than that, too: a checkpoint interval that never ends.
+CLI::Validator whole_number() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        const bool digit = !text.empty() && text[0] >= '0' && text[0] <= '9';
+        errno = 0;
+        if (digit) std::strtoull(text.c_str(), nullptr, 0);
+        const bool good = digit && errno != ERANGE;
+        return good ? std::string() : "'" + text + "' is not a whole number from 0 to 2^64 - 1";
+      },
+      "WHOLE");
 }
 
 bool parse_data_end(const std::string& text, int* rank, std::uint64_t* attempts) {
@@ -130,6 +144,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.option_defaults()->always_capture_default();
   const CLI::Validator positive = finite("POSITIVE", [](double v) { return v > 0; });
   const CLI::Validator not_negative = finite("NONNEGATIVE", [](double v) { return v >= 0; });
+  const CLI::Validator whole = whole_number();
   const CLI::Validator part = finite("0..1", [](double v) { return v >= 0 && v <= 1; });
 
   app.add_option("--workload", options->workload, "What to train")
@@ -138,7 +153,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
                  "fashion-mnist: the folder with the four IDX files, plain or gzip (default: " +
                      std::string(kFashionMnist) +
                      "); gpt: text files or folders of them (default: " + std::string(kLicences) + ")");
-  app.add_option("--steps", options->steps, "Attempts to make")->check(positive);
+  app.add_option("--steps", options->steps, "Attempts to make")->check(positive)->check(whole);
   app.add_option("--batch", options->batch, "Samples a rank and micro-batch")->check(CLI::Range(1, 60000));
   app.add_option("--accumulate", options->accumulate, "Micro-batches an attempt")->check(CLI::Range(1, 1024));
   app.add_option(
@@ -149,7 +164,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
       ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_flag("--local-denominator", options->local_denominator,
                "Each rank divides its loss by its own count of targets, and is 0/0 without any");
-  app.add_option("--seed", options->seed, "Of weights, sample order and dropout");
+  app.add_option("--seed", options->seed, "Of weights, sample order and dropout")->check(whole);
 
   std::string optimizer;
   app.add_option("--optimizer", optimizer, "sgd or adamw (default: sgd; for gpt adamw)")
@@ -166,7 +181,7 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   std::optional<double> rate;
   app.add_option("--lr", rate, "Peak learning rate (default: sgd 0.05; adamw 0.002, for gpt 0.003)")
       ->check(positive);
-  app.add_option("--warmup", options->schedule.warmup_updates, "Updates of linear warm-up");
+  app.add_option("--warmup", options->schedule.warmup_updates, "Updates of linear warm-up")->check(whole);
   const std::map<std::string, Schedule::Decay> decays = {{"none", Schedule::Decay::kNone},
                                                          {"cosine", Schedule::Decay::kCosine},
                                                          {"exponential", Schedule::Decay::kExponential}};
@@ -186,18 +201,20 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
       "--resume", options->resume,
       "Go on with the run in --run-dir, from its newest clean checkpoint, as if it had not been interrupted. "
       "Without a run there, begin one");
-  app.add_option(
-      "--checkpoint-interval", options->checkpoints.interval_attempts,
-      "Attempts between two checkpoints, written in the background to RUN_DIR/checkpoints, which all hosts "
-      "must see; there is one at the start and one at the end, too. 0: none");
+  app.add_option("--checkpoint-interval", options->checkpoints.interval_attempts,
+                 "Attempts between two checkpoints, written in the background to RUN_DIR/checkpoints, which "
+                 "all hosts must see; there is one at the start and one at the end, too. 0: none")
+      ->check(whole);
   app.add_option("--checkpoint-keep", options->checkpoints.keep, "Newest checkpoints to keep")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--checkpoint-keep-every", options->checkpoints.keep_every,
-                 "Keep one in so many for good, beside the newest; 0: none");
+                 "Keep one in so many for good, beside the newest; 0: none")
+      ->check(whole);
   app.add_option(
          "--checkpoint-quota", options->checkpoints.quota_bytes,
          "Bytes that all checkpoints together may take (K, M, G are understood); 0: what the disk holds")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->transform(whole);  // the last is the first to see the text
 
   app.add_option("--metrics-port", options->metrics_port,
                  "Rank 0 serves Prometheus metrics over HTTP on this port; 0 takes a free one and prints it")
@@ -228,7 +245,8 @@ Status parse_options(int argc, const char* const* argv, Options* options, std::s
   app.add_option("--fault", options->natural_faults, "Set up a natural fault, see below; may be repeated");
   app.add_option("--omit-update", options->omitted_updates,
                  "Train through this attempt without applying its update: the reference for a skip; may be "
-                 "repeated");
+                 "repeated")
+      ->check(whole);
   app.add_flag("--print-digests", options->print_digests, "One line a rank at the end: digests of all state");
   app.add_flag("--print-rates", options->print_rates, "One line an attempt: the learning rate of its update");
   app.add_flag("--print-timing", options->print_timing,

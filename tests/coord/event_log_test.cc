@@ -54,6 +54,21 @@ TEST(EventLog, AnEventBeginsWithItsNameAndTimeAndKeepsItsFieldsInOrder) {
   EXPECT_EQ(events[0]["alpha"].get<std::uint64_t>(), 18446744073709551615u);
 }
 
+// A pipe without a reader would hold the caller up, /dev/zero would swallow what is written.
+TEST(EventLog, OneThatIsNoFileIsRefusedAtOnceAndEachLineIsLostForThatReason) {
+  const TempDir folder;
+  const std::string pipe = folder / "pipe";
+  const std::string swallows = folder / "swallows";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  ASSERT_EQ(symlink("/dev/zero", swallows.c_str()), 0);
+  for (const std::string& path : {pipe, swallows}) {
+    EventLog log;
+    EXPECT_EQ(log.open(path).message(), "cannot open " + path + ": not a file");
+    EXPECT_EQ(log.append("dropped", {{"attempt", 5}}).message(), path + ": not a file");
+    EXPECT_EQ(log.lost_events(), 1u);
+  }
+}
+
 TEST(EventLog, TimeIsUtcWithMilliseconds) {
   const std::string time = utc_time();
   ASSERT_EQ(time.size(), 24u) << time;

@@ -152,7 +152,8 @@ class Settings(RefusalTest):
     def test_options(self):
         self.assert_all_refused(*(([option], [option, *value], {}) for option, *value in (
             ("--steps", "0"), ("--workload", "mnist"), ("--omit-update", "8"), ("--lr", "nan"), ("--eps", "nan"),
-            ("--no-such-option",))))
+            ("--seed", "-1"), ("--warmup", "18446744073709551616"), ("--checkpoint-interval", "-1"),
+            ("--checkpoint-keep-every", "-1"), ("--checkpoint-quota", "-1"), ("--no-such-option",))))
 
     def test_data_that_end_on_a_rank_that_is_not_there(self):
         for text in ("2=5", "4294967296=5"):

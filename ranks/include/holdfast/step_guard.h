@@ -112,9 +112,9 @@ class StepGuard {
   // the operator stops the run; the first at once, so that there is always one to go back to. With `resume`,
   // the newest checkpoint that every rank finds clean is loaded: epoch(), attempt(), updates(), skips() and
   // the loss scale are as of then. A run that never had one begins anew, at attempt 0. Fails on every rank
-  // alike: USAGE for a state that TrainingState::check() refuses or a checkpoint of another model,
-  // RANKS_DISAGREE when ranks differ in policy or interval, NO_CLEAN_GENERATION when no checkpoint is clean.
-  // The memory must stay until the guard is gone, and change only in update() and by forward, see
+  // alike: USAGE for a state that TrainingState::check() refuses, a checkpoint of another model, or a second
+  // call, RANKS_DISAGREE when ranks differ in policy or interval, NO_CLEAN_GENERATION when no checkpoint is
+  // clean. The memory must stay until the guard is gone, and change only in update() and by forward, see
   // StateTensor.
   Status register_state(TrainingState state);
   // Name of the checkpoint that was loaded last; "" for none.
@@ -163,7 +163,8 @@ class StepGuard {
   void reducing();
 
   // Scans a tensor and keeps what is not finite for the verdict. Returns the measurement. `view` may be a
-  // piece of the tensor that begins at element `offset`. A dtype that is not known is this rank's error.
+  // piece of the tensor that begins at element `offset`. A dtype that is not known is this rank's error, and
+  // so is a tensor without memory or of a negative size.
   Probe observe(Stage stage, std::string_view tensor, const TensorView& view, std::int64_t offset = 0);
 
   // The same for a sparse gradient, see scan_sparse(); what that refuses is this rank's error.

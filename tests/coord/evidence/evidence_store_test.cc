@@ -113,6 +113,20 @@ TEST_F(EvidenceStoreTest, TheTensorsAreSafetensorsWithUniqueNames) {
   EXPECT_EQ(bundle->verify(), std::vector<std::string>());
 }
 
+TEST_F(EvidenceStoreTest, WhatARankDidNotEvenSendIsSaid) {
+  std::vector<EvidencePart> parts = {sample_part(7)};
+  for (const std::uint64_t bytes : {77u, 3u}) {
+    Omitted* omitted = parts[0].add_omitted();
+    omitted->set_what("images");
+    omitted->set_bytes(bytes);
+    omitted->set_why("quota");
+  }
+  auto store = open_store(incidents_);
+  const BundleOutcome outcome = submit_and_wait(*store, sample_about(), parts);
+  EXPECT_TRUE(outcome.published);
+  EXPECT_EQ(outcome.reason, "2 tensors of 80 bytes left out: quota");
+}
+
 TEST_F(EvidenceStoreTest, WhatIsNoTensorIsLeftOutAndSaid) {
   std::vector<EvidencePart> parts = {sample_part(7)};
   *parts[0].add_tensors() = sample_tensor(EvidenceTensor::SEEN, "odd", "C128", {1}, std::string(16, 'c'));

@@ -29,7 +29,8 @@ class EventLog {
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
 
-  // Creates `path` (mode 0600) or goes on at its end. INTERNAL, with the reason, on failure.
+  // Creates `path` (mode 0600) or goes on at its end. INTERNAL, with the reason, on failure,
+  // and for what is no regular file; append() then fails for that reason.
   Status open(const std::string& path);
 
   // Writes {"event": name, "time": now, ...fields}. A failure leaves the file as it was before the call, is
@@ -39,6 +40,8 @@ class EventLog {
   std::uint64_t lost_events() const { return lost_events_; }
 
  private:
+  std::string path_;
+  std::string why_closed_ = "it was not opened";
   int fd_ = -1;
   std::uint64_t lost_events_ = 0;
 };
