@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "caught.h"
 #include "holdfast/coord/policy.h"
@@ -82,7 +83,13 @@ Probe StepGuard::Impl::observe(Stage stage, std::string_view tensor, const Tenso
 
 void StepGuard::Impl::add(Stage stage, std::string_view tensor, const Probe& probe, std::int64_t offset,
                           DType dtype) {
-  log_.add(stage, tensor, probe, offset, dtype);
+  const int number = static_cast<int>(stage);
+  if (number >= 0 && number < kStageCount) {
+    log_.add(stage, tensor, probe, offset, dtype);
+  } else {
+    log_.set_error(Stage::kInput, std::string(tensor) + " was observed at stage number " +
+                                      std::to_string(number) + ", which there is not");
+  }
   progress(Phase::kObserve);
 }
 
@@ -143,7 +150,7 @@ void StepGuard::Impl::learn_from(DeviceAttempt& device, const Verdict& verdict) 
 void StepGuard::Impl::finish() {
   if (layers_.measures()) end_layers();
   if (scaler_) update_scale();
-  if (applied_) ++updates_;
+  if (std::exchange(applied_, false)) ++updates_;
   ++attempt_;
   for (const auto& [name, value] : watched_) detectors_.at(name).remember(value);
   if (!ended_ && checkpoint_due()) save_checkpoint();

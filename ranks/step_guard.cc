@@ -73,6 +73,11 @@ void StepGuard::observe_share(const TensorView& bucket, std::span<const BucketSl
 
 void StepGuard::observe_reduced(const TensorView& bucket, std::span<const BucketSlice> layout,
                                 std::span<const Probe> probes) {
+  if (probes.size() != layout.size()) {
+    return report_error(Stage::kReduction, "observe_reduced(): " + std::to_string(probes.size()) +
+                                               " probes for a layout of " + std::to_string(layout.size()) +
+                                               " tensors");
+  }
   const auto bad = std::ranges::find_if(probes, [](const Probe& probe) { return !probe.finite(); });
   if (bad == probes.end()) return;
   bool in_share = false;

@@ -29,6 +29,40 @@ TEST(StepGuardMisuse, ATensorThatCannotBeLookedAtIsItsRanksErrorAndNeverClean) {
   EXPECT_EQ(events[1]["error"]["what"], "w has -4 elements, and cannot be scanned");
 }
 
+TEST(StepGuardMisuse, AStageThatThereIsNotAndProbesForAnotherLayoutAreErrors) {
+  Decisions decisions(2);
+  run_guarded(2, guard_options(kSkipAnything), [&](StepGuard& guard, int rank) {
+    std::vector<float> values(4, 1.0f);
+    const TensorView view = TensorView::of(values);
+    for (const int stage : {17, -1}) {
+      decisions.add(rank, attempt(guard, [&] {
+                      if (rank == 1) guard.observe(static_cast<Stage>(stage), "w", view);
+                    }));
+    }
+    const BucketSlice layout{"w", 0, 4};
+    const std::vector<Probe> probes = {scan(view), scan(view)};
+    decisions.add(rank, attempt(guard, [&] { guard.observe_reduced(view, {&layout, 1}, probes); }));
+    decisions.add(rank, attempt(guard, [&] {
+                    guard.observe_reduced(view, {&layout, 1}, {probes.data(), 1});
+                  }));
+  });
+  EXPECT_EQ(decisions.agreed_actions(), (Actions{"SKIP", "SKIP", "SKIP", "APPLY"}));
+  EXPECT_TRUE(mentions(decisions.agreed()[0].reason, "w was observed at stage number 17, which there is not"))
+      << decisions.agreed()[0].reason;
+  EXPECT_TRUE(mentions(decisions.agreed()[2].reason, "2 probes for a layout of 1 tensors"))
+      << decisions.agreed()[2].reason;
+}
+
+TEST(StepGuardMisuse, AnUpdateIsCountedOnceHoweverOftenItIsFinished) {
+  run_guarded(1, guard_options(), [](StepGuard& guard, int) {
+    guard.begin();
+    EXPECT_TRUE(guard.decide().apply());
+    guard.finish();
+    guard.finish();
+    EXPECT_EQ(guard.updates(), 1u);
+  });
+}
+
 TEST(StepGuardMisuse, StateIsRegisteredOnce) {
   std::vector<float> weights(2 * 4, 1.0f);
   run_guarded(2, guard_options(), [&](StepGuard& guard, int rank) {
