@@ -7,6 +7,11 @@
 
 namespace holdfast::stand_in {
 
+void World::free_memory() {
+  for (const auto& [data, allocation] : memory) std::free(data);
+  memory.clear();
+}
+
 World& world() {
   static World one;
   return one;
@@ -75,8 +80,7 @@ ncclComm_t add_communicator(std::shared_ptr<Clique> clique, int rank) {
 void reset() {
   World& w = world();
   Lock lock(w.mutex);
-  for (const auto& [data, allocation] : w.memory) std::free(data);
-  w.memory.clear();
+  w.free_memory();
   w.faults.clear();
   w.calls.clear();
   w.streams.clear();

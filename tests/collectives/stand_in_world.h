@@ -69,6 +69,9 @@ struct Allocation {
 };
 
 struct World {
+  ~World() { free_memory(); }
+  void free_memory();  // also what callers left, who do not own it
+
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<Fault> faults;
