@@ -85,10 +85,6 @@ struct DeviceRank {
   int updates = 0;
 };
 
-inline bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 inline void run_devices(int ranks, const GuardOptions& options,
                         const std::function<void(DeviceRank&)>& body) {
   run_nccl(ranks, [&](NcclCollective& collective) {

@@ -14,6 +14,10 @@
 
 namespace holdfast {
 
+inline bool mentions(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 inline constexpr float kNanF = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfF = std::numeric_limits<float>::infinity();
 

@@ -10,10 +10,6 @@
 namespace holdfast {
 namespace {
 
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // StepGuard::create on four ranks, with options by rank: the status of each.
 std::vector<Status> create_on_four(const std::function<GuardOptions(int)>& options) {
   std::vector<Status> statuses(4);

@@ -7,10 +7,6 @@
 namespace holdfast {
 namespace {
 
-bool mentions(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // Tensors a, b and c with `total` elements together, apart in the bucket, in an order of their own.
 struct Bucket {
   explicit Bucket(std::int64_t total) {
