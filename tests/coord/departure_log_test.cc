@@ -45,16 +45,16 @@ TEST(DepartureLog, IsOneStrictLineWithTheFieldsInTheirOrder) {
 TEST(DepartureLog, EveryAbsenceAndPhaseHasItsWord) {
   const TempDir temp;
   Departure departure;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 5; ++i) {
     departure.missing.push_back(
-        {{i, "h", i}, static_cast<Absence>(i), Place{1, 1, 0, static_cast<Phase>(i + 1)}});
+        {{i, "h", i}, static_cast<Absence>(i % 4), Place{1, 1, 0, static_cast<Phase>(i + 1)}});
   }
   ASSERT_TRUE(append_departure(temp.path(), departure).ok());
   const Json missing = departures(temp.path()).at(0)["missing"];
   const char* const absences[] = {"died", "silent", "stuck", "left"};
-  const char* const phases[] = {"begin", "observe", "decide", "update"};
-  for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(missing[i]["absence"], absences[i]);
+  const char* const phases[] = {"begin", "observe", "reduce", "decide", "update"};
+  for (std::size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(missing[i]["absence"], absences[i % 4]);
     EXPECT_EQ(missing[i]["phase"], phases[i]);
   }
 }
