@@ -106,7 +106,10 @@ class OtherState(CheckpointTest):
         reference = self.train(*options, policy=policy)
         changes = [(1, 512, 256), (7, 256, 512)]
         self.assertEqual(changes, [(e["attempt"], e["from"], e["to"]) for e in reference.named("scale_changed")])
-        killed = self.train(*options, "--inject", "kill@loss,rank=0,attempt=7,epoch=1", policy=policy, code=137)
+        for _ in range(5):  # on a busy disk none may be there yet but that of the beginning
+            killed = self.train(*options, "--inject", "kill@loss,rank=0,attempt=7,epoch=1", policy=policy, code=137)
+            if published(killed.run_dir) > 1:
+                break
         job = self.resume(killed.run_dir, *options, policy=policy)
         self.assertEqual([(1, *changes[0]), (2, *changes[1])],
                          [(e["epoch"], e["attempt"], e["from"], e["to"]) for e in job.named("scale_changed")])

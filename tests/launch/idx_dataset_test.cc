@@ -189,7 +189,8 @@ TEST_F(LoadIdx, RefusesAnUnknownSplit) {
 TEST_F(LoadIdx, RefusesAMissingFolder) {
   ImageDataset loaded;
   EXPECT_EQ(load_idx(dir_ + "/none", "train", 10, &loaded).to_string(),
-            "USAGE (64): " + dir_ + "/none: No such file or directory");
+            "USAGE (64): --data " + dir_ +
+                "/none: No such file or directory. Debian's package dataset-fashion-mnist has the data set");
   EXPECT_EQ(load_idx(images(), "train", 10, &loaded).message(), images() + ": not a directory");
 }
 

@@ -17,8 +17,8 @@ namespace holdfast {
 //    "transport_failure": "rank 1: ..."}
 //
 // epoch, attempt and phase are null for a rank that never said where it was. The line's own epoch is the
-// newest that a rank was at, null before the first attempt. transport_failure is there when a trainer or a watchdog found
-// one, see Departure.
+// newest that a rank was at, null before the first attempt. transport_failure is there when a trainer or a
+// watchdog found one, see Departure.
 //
 // A run that was cut off may append its line after another has taken the folder over: whose it is is told by
 // rank 0's process, where it is named, which is the holder's, and by the epoch.
