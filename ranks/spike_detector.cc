@@ -8,25 +8,33 @@
 namespace holdfast {
 namespace {
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+double median(const std::vector<double>& sorted) { return sorted[sorted.size() / 2]; }
+
+// The median of the distances from the median. They grow to both sides of it: the nearest half is gone
+// through.
+double median_distance(const std::vector<double>& sorted) {
+  const double center = median(sorted);
+  const std::size_t nearer = sorted.size() / 2;
+  std::size_t begin = nearer;
+  std::size_t end = nearer;
+  double distance = 0;
+  while (end - begin <= nearer) {
+    const bool below =
+        end == sorted.size() || (begin > 0 && center - sorted[begin - 1] < sorted[end] - center);
+    distance = below ? center - sorted[--begin] : sorted[end++] - center;
+  }
+  return distance;
 }
 
 }  // namespace
 
 double SpikeDetector::threshold() const {
-  if (logs_.size() < options_.least_values) return std::numeric_limits<double>::infinity();
-  const std::vector<double> logs(logs_.begin(), logs_.end());
-  const double center = median(logs);
-  std::vector<double> distances;
-  for (const double log : logs) distances.push_back(std::abs(log - center));
+  if (logs_.empty() || logs_.size() < options_.least_values) return std::numeric_limits<double>::infinity();
   // 1.4826 makes the median absolute deviation of a normal distribution its sigma. The floor keeps a window
   // of equal values from calling the next rounding error a spike.
   constexpr double kLeastSigma = 0.02;
-  const double sigma = std::max(1.4826 * median(std::move(distances)), kLeastSigma);
-  return std::exp(center + options_.deviations * sigma);
+  const double sigma = std::max(1.4826 * median_distance(sorted_), kLeastSigma);
+  return std::exp(median(sorted_) + options_.deviations * sigma);
 }
 
 bool SpikeDetector::is_spike(double value, double* passed) const {
@@ -39,8 +47,15 @@ bool SpikeDetector::is_spike(double value, double* passed) const {
 
 void SpikeDetector::remember(double value) {
   if (!std::isfinite(value) || value <= 0) return;
-  logs_.push_back(std::log(value));
-  if (logs_.size() > options_.window) logs_.pop_front();
+  const double log = std::log(value);
+  logs_.push_back(log);
+  sorted_.insert(std::ranges::upper_bound(sorted_, log), log);
+  if (logs_.size() > options_.window) forget_oldest();
+}
+
+void SpikeDetector::forget_oldest() {
+  sorted_.erase(std::ranges::lower_bound(sorted_, logs_.front()));
+  logs_.pop_front();
 }
 
 bool SpikeDetector::add(double value, double* passed) {
@@ -51,7 +66,10 @@ bool SpikeDetector::add(double value, double* passed) {
 
 void SpikeDetector::restore(std::deque<double> logs) {
   logs_ = std::move(logs);
-  while (logs_.size() > options_.window) logs_.pop_front();  // the policy has a shorter one now
+  std::erase_if(logs_, [](double log) { return !std::isfinite(log); });
+  sorted_.assign(logs_.begin(), logs_.end());
+  std::ranges::sort(sorted_);
+  while (logs_.size() > options_.window) forget_oldest();  // the policy has a shorter one now
 }
 
 }  // namespace holdfast

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <random>
+#include <vector>
 
 #include "coord/events.h"
 #include "ranks/guarded_ranks.h"
@@ -155,6 +158,38 @@ std::vector<Decision> run_into_a_spike(const std::string& policy, const std::str
     decisions.add(rank, guard.close());
   });
   return decisions.agreed();
+}
+
+double middle_of(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// The window is kept sorted as it moves on: bit for bit what sorting all of it gives, with values that are
+// there more than once, too.
+TEST(SpikeDetector, TheThresholdIsThatOfTheWindowAsItIsAfterEachValue) {
+  std::mt19937_64 random(5);
+  for (const std::size_t window : {1u, 2u, 7u, 50u}) {
+    SpikeDetector detector({window, 1, 12.0});
+    for (int i = 0; i < 400; ++i) {
+      detector.add(std::exp(0.25 * static_cast<double>(random() % 9)) + (i % 3 == 0 ? 1e-3 * i : 0.0));
+      const std::vector<double> logs(detector.logs().begin(), detector.logs().end());
+      const double center = middle_of(logs);
+      std::vector<double> distances;
+      for (const double log : logs) distances.push_back(std::abs(log - center));
+      ASSERT_EQ(detector.threshold(), std::exp(center + 12.0 * std::max(1.4826 * middle_of(distances), 0.02)))
+          << window << " " << i;
+    }
+    SpikeDetector restored({window, 1, 12.0});
+    restored.restore(detector.logs());
+    EXPECT_EQ(restored.threshold(), detector.threshold());
+    SpikeDetector shorter({(window + 1) / 2, 1, 12.0});
+    std::deque<double> logs = detector.logs();
+    logs.push_front(kNan);
+    shorter.restore(logs);
+    EXPECT_EQ(shorter.logs().size(), (window + 1) / 2);
+    EXPECT_TRUE(std::isfinite(shorter.threshold()));
+  }
 }
 
 TEST(SpikeWarning, ASpikeIsOnRecordButAppliedByDefault) {

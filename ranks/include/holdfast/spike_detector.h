@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <vector>
 
 namespace holdfast {
 
@@ -35,8 +36,11 @@ class SpikeDetector {
   double threshold() const;  // what the next value must exceed; +Inf while there are too few
 
  private:
+  void forget_oldest();
+
   const SpikeOptions options_;
   std::deque<double> logs_;
+  std::vector<double> sorted_;  // the same, by size: each attempt wants their median, and only one is new
 };
 
 }  // namespace holdfast
