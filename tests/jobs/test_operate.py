@@ -143,7 +143,7 @@ class Metrics(JobTest):
         self.assertRegex(text, r": running, host=\S+ pid=\d+")
         self.assertIn("99 of 100 skips in total, 10 of 10 in a row", text)
         self.assertRegex(text, r"\n  proofs +\d+ since the start in which all replicas agreed\n")
-        self.assertRegex(text, r"\n +1 \S+ +\d+ +\d+ +(begin|observe|decide|update|outside) +\d+\.\d s before")
+        self.assertRegex(text, r"\n +1 \S+ +\d+ +\d+ +(begin|observe|reduce|decide|update|outside) +\d+\.\d s before")
 
         done = holdfast("stop", run_dir)
         self.assertEqual(0, done.returncode, done)
