@@ -1,5 +1,6 @@
 // An abort from another thread, as the watchdog makes it.
 #include <atomic>
+#include <stdexcept>
 
 #include "collectives/conformance.h"
 #include "collectives/nccl_ranks.h"
@@ -157,6 +158,16 @@ TEST_F(NcclAbort, WaitsForALaunchAndThereIsNoneAfterwards) {
     EXPECT_EQ(collective.launch([&] { return launched = true, Status(); }).code(), StatusCode::kRankMissing);
     EXPECT_FALSE(launched);
   });
+  expect_clean_end();
+}
+
+TEST_F(NcclAbort, ALaunchThatThrowsLeavesTheCommunicatorUsable) {
+  run_nccl(1, [](NcclCollective& collective) {
+    EXPECT_THROW(static_cast<void>(collective.launch([]() -> Status { throw std::runtime_error("no"); })),
+                 std::runtime_error);
+    EXPECT_TRUE(reduce(collective).ok());
+  });
+  EXPECT_EQ(stand_in::calls(0, "ncclCommAbort"), 0);
   expect_clean_end();
 }
 

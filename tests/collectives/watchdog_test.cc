@@ -122,6 +122,17 @@ TEST_F(WatchdogDeathTest, ATransportThatFailsIsToldOnceAbortedOnceAndLeftWhenThe
       "the cable is out\\. Leaving with exit code 84\\.\n$");
 }
 
+TEST_F(WatchdogDeathTest, ATransportThatThrowsWhenItIsAskedHasFailed) {
+  Watchdog::Options throws = options(std::chrono::hours(1));
+  throws.health = []() -> Status { throw std::runtime_error("no\nmemory"); };
+  EXPECT_EXIT(
+      {
+        Watchdog watchdog(3, throws);
+        sleep_for_ever();
+      },
+      ExitedWithCode(84), "rank 3: the transport failed: it cannot be asked how it is: no memory\n");
+}
+
 TEST_F(WatchdogDeathTest, ATrainerThatKnowsOfTheFailureEndsTheRunItself) {
   EXPECT_EXIT(
       {
